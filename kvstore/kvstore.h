@@ -1,0 +1,131 @@
+/* kvstore.h — KV by content: blocks and states in RAM and LMDB.
+ *
+ * Nouns
+ *   block   the cache of DM_KV_BLOCK (256) consecutive positions, one run of block_bytes bytes
+ *   state   what a cut at position P needs beyond whole blocks; any length; at any P
+ *   chain   H(-1) = root; H(i) = BLAKE2b-256(H(i-1) ‖ the 256 ids of block i, int32 LE).
+ *           root = BLAKE2b-256 over everything that must agree for bytes to be usable
+ *           (weights' bytes, tokenizer, layout version, numerics id, tenant salt): the caller makes it.
+ *   entry   a stored block (key H(i)) or state (key H(last whole block), tail length, hash of tail ids)
+ *
+ * The store knows ids, keys and bytes.  It never learns what a session or a model is.
+ *
+ * Promises
+ *   K1  A value is returned only if its stored key equals the asked one and its checksum holds.
+ *       A bad one is a miss: removed, counted, logged; never an error of the reader.
+ *   K2  kill -9 at any point leaves a store that opens at once, with every entry whole or absent.
+ *   K3  put never waits for the disk: it copies into the RAM tier and queues.  When the queue is full
+ *       (queue_bytes_max) the oldest unwritten entry of least value is given up (counted), never the caller.
+ *   K4  disk_bytes_max is never exceeded by more than one extent; nothing just written, pinned or being
+ *       read is evicted; an entry larger than the quota is refused (DM_ELIMIT) and nothing is evicted for it.
+ *   K5  Disk full stops spilling with one warning, goes on serving, and starts again by itself.
+ *   K6  A hit is the minimum over its parts: a state counts only if all blocks before it are there.
+ *
+ * Threads: one dm_kv may be used from any threads at once.  find/read/put are short; read may block on
+ * the disk (call it from a store reader, not from the loop).  One writer thread inside owns the only
+ * LMDB write transaction.  An environment must not be used after fork; descriptors are O_CLOEXEC.
+ * One process opens a directory once (a second open gives the same DM_EBUSY whatever its spelling);
+ * several processes may share it. */
+#ifndef DM_KVSTORE_H
+#define DM_KVSTORE_H
+
+#include "base/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DM_KV_BLOCK 256        /* positions in a block */
+#define DM_KV_FORMAT_VERSION 1 /* of the files; a newer one is refused with DM_EVERSION, untouched */
+
+typedef struct dm_kv dm_kv;
+
+typedef struct dm_kv_opts {
+    const char *dir;         /* created if missing; holds data.mdb, lock.mdb */
+    dm_hash root;            /* H(-1); a directory made under another root is DM_EFOREIGN */
+    size_t block_bytes;      /* of every block; decides the extent size; differs from the file's: DM_EFOREIGN */
+    int64_t disk_bytes_max;  /* quota of the LMDB tier; 0: 16 GiB */
+    int64_t ram_bytes_max;   /* quota of the RAM tier;  0: 1 GiB */
+    int64_t queue_bytes_max; /* unwritten bytes at most; 0: 512 MiB */
+    int sync_ms;             /* group commit at least this often; 0: 200 */
+    bool read_only;          /* verify, stat */
+} dm_kv_opts;
+
+/* DM_ESTORE: the files are not a usable store (truncated, not LMDB); nothing is changed and the text
+ * says what to delete.  A cache may be deleted at any time. */
+DM_API int dm_kv_open(dm_kv **out, const dm_kv_opts *opts, dm_err *e);
+/* Writes what is queued (waits at most 30 s), joins the threads.  NULL is fine. */
+DM_API void dm_kv_close(dm_kv *kv);
+
+/* ---- chain ------------------------------------------------------------------------ */
+
+/* next = H(i) from prev = H(i-1) and the 256 ids of block i. */
+DM_API void dm_kv_chain(dm_hash *next, const dm_hash *prev, const int32_t ids[DM_KV_BLOCK]);
+
+/* ---- put (asynchronous) ------------------------------------------------------------- */
+
+/* Block i of the sequence ids[0 .. 256*(i+1)) is `key` = H(i).  `bytes` is copied before return.
+ * Already present (in any tier): 0, nothing is written.  0 also when the entry was accepted. */
+DM_API int dm_kv_put_block(dm_kv *kv, const dm_hash *key, const void *bytes, size_t n, dm_err *e);
+/* State at position 256*b + tail_count, where last = H(b-1) and tail holds the ids behind it
+ * (tail_count < 256). */
+DM_API int dm_kv_put_state(dm_kv *kv, const dm_hash *last, const int32_t *tail, int tail_count, const void *bytes, size_t n, dm_err *e);
+/* Waits until everything put before is committed and synced, or timeout_ms (DM_ETIMEDOUT). */
+DM_API int dm_kv_flush(dm_kv *kv, int timeout_ms, dm_err *e);
+/* Bytes accepted by put and not yet synced. */
+DM_API int64_t dm_kv_queued_bytes(dm_kv *kv);
+
+/* ---- find and read ------------------------------------------------------------------- */
+
+/* The deepest usable cut of a prompt: pos = 256*blocks + tail.  Its entries are pinned (never evicted)
+ * until dm_kv_hit_end. */
+typedef struct dm_kv_hit {
+    int64_t pos;        /* tokens that need no prefill; 0: nothing usable */
+    int64_t blocks;     /* whole blocks before pos */
+    size_t state_bytes; /* 0 when pos = 0 */
+    int64_t blocks_present; /* blocks of the prompt in the store, whether or not a state makes them usable */
+    void *pin;          /* internal */
+} dm_kv_hit;
+
+/* Deepest stored state at a position <= limit (<= n) whose blocks are all present.  Returns 0, also for
+ * no hit (pos = 0).  limit lets the caller keep the last token for itself. */
+DM_API int dm_kv_find(dm_kv *kv, const int32_t *ids, int64_t n, int64_t limit, dm_kv_hit *hit, dm_err *e);
+typedef enum dm_kv_tier { DM_KV_RAM = 1, DM_KV_DISK = 2 } dm_kv_tier;
+/* Copies block i of the hit to dst (block_bytes); *tier says where it came from.  DM_EMISS: it was bad
+ * or went away; find again (the hit will be shorter). */
+DM_API int dm_kv_read_block(dm_kv *kv, const dm_kv_hit *hit, int64_t i, void *dst, dm_kv_tier *tier, dm_err *e);
+DM_API int dm_kv_read_state(dm_kv *kv, const dm_kv_hit *hit, dm_buf *out, dm_kv_tier *tier, dm_err *e);
+DM_API void dm_kv_hit_end(dm_kv *kv, dm_kv_hit *hit); /* unpins; zeroes *hit; fine on a zeroed hit */
+/* The caller found that what it restored does not work (K17): drop the state and never offer it again. */
+DM_API int dm_kv_drop_state(dm_kv *kv, const dm_hash *last, const int32_t *tail, int tail_count, dm_err *e);
+
+/* ---- operations ------------------------------------------------------------------------ */
+
+typedef struct dm_kv_stat {
+    int64_t blocks, states;                 /* on disk */
+    int64_t disk_bytes_live, disk_bytes_file, disk_bytes_max;
+    int64_t ram_entries, ram_bytes, ram_bytes_max;
+    int64_t queued_bytes;
+    int64_t put_blocks, put_states, put_duplicates, put_dropped; /* since open */
+    int64_t bytes_written;                  /* since open */
+    int64_t hits, misses, bad_entries, evicted_entries;
+    bool disk_full;                         /* spilling is off for now (K5) */
+    size_t block_bytes, extent_bytes;
+} dm_kv_stat;
+DM_API void dm_kv_stat_get(dm_kv *kv, dm_kv_stat *out);
+
+typedef struct dm_kv_check {
+    int64_t entries, bytes, bad; /* bad: checksum, key, part missing, or an orphan part */
+    char first_bad[160];         /* names the first one */
+} dm_kv_check;
+typedef bool (*dm_kv_progress)(void *ctx, int64_t done, int64_t total); /* false: stop (DM_ECANCELED) */
+/* Reads and checks every entry.  0 also when some are bad: look at out->bad. */
+DM_API int dm_kv_verify(dm_kv *kv, dm_kv_check *out, dm_kv_progress fn, void *ctx, dm_err *e);
+
+/* What is in a directory, without knowing its root (for `kv stat`): fills the parts known from the file. */
+DM_API int dm_kv_inspect(const char *dir, dm_kv_opts *opts_out, dm_kv_stat *stat_out, dm_err *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,60 @@
+#include "testlib.h"
+
+#include <ftw.h>
+#include <unistd.h>
+
+static char dir_path[512];
+
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    (void)st, (void)flag, (void)ftw;
+    return remove(path);
+}
+
+static pid_t dir_owner;
+static void remove_dir(void)
+{
+    if (getpid() == dir_owner) nftw(dir_path, remove_one, 32, FTW_DEPTH | FTW_PHYS);
+}
+
+const char *test_dir(void)
+{
+    if (!dir_path[0]) {
+        const char *tmp = getenv("TMPDIR");
+        snprintf(dir_path, sizeof dir_path, "%s/dmtest.XXXXXX", tmp ? tmp : "/tmp");
+        if (!mkdtemp(dir_path)) fail_msg("mkdtemp %s", dir_path);
+        dir_owner = getpid();
+        atexit(remove_dir);
+    }
+    return dir_path;
+}
+
+uint64_t test_seed(void)
+{
+    static uint64_t seed;
+    if (!seed) {
+        const char *s = getenv("DM_TEST_SEED");
+        seed = s ? strtoull(s, NULL, 0) : 20261201;
+        printf("# seed %llu (DM_TEST_SEED)\n", (unsigned long long)seed);
+    }
+    return seed;
+}
+
+bool test_full(void) { return getenv("DM_TEST_FULL") != NULL; }
+
+void test_skip(const char *why)
+{
+    printf("# SKIP %s\n", why);
+    fflush(stdout);
+    if (getenv("DM_TEST_NO_SKIP")) fail_msg("skipping is forbidden here: %s", why);
+    skip();
+}
+
+const char *test_data(const char *name)
+{
+    static char buf[4][1024];
+    static int k;
+    k = (k + 1) & 3;
+    snprintf(buf[k], sizeof buf[k], "%s/%s", DM_TEST_DATA, name);
+    return buf[k];
+}
