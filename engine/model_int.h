@@ -8,7 +8,7 @@
  *   - data is aligned to its element size (2, 4, 8 bytes) and to no more than that: use unaligned vector loads;
  *   - D, q_lora_rank, o_groups·o_lora_rank and moe_intermediate_size are multiples of 128, heads divide by
  *     groups, head_dim is 512, qk_rope_head_dim 64, index_head_dim 128, hc_mult 4, sliding_window 128;
- *   - tid2eid rows hold distinct experts in [0, E).
+ *   - tid2eid rows hold distinct experts in [0, E); the MTP layer's ratio is 0; swiglu_limit is above 0.
  * Not checked: NaN codes inside FP8 data, scales and BF16 values. */
 #ifndef DM_MODEL_INT_H
 #define DM_MODEL_INT_H
@@ -38,10 +38,11 @@ typedef enum model_dtype {
 } model_dtype;
 
 #define MODEL_DIMS_MAX 8
+#define MODEL_TOPK_MAX 64 /* num_experts_per_tok is at most this */
 
 typedef struct model_tensor {
     const char *name;    /* as in the file, NUL-terminated */
-    const uint8_t *data; /* bytes of them; aligned to the element size */
+    const uint8_t *data; /* bytes of them; aligned to the element size if the configuration calls for the tensor */
     int64_t bytes;
     model_dtype dtype;
     int ndim;
