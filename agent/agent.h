@@ -31,9 +31,12 @@ extern "C" {
 
 /* ---- journal ---------------------------------------------------------------------- */
 
-/* One LMDB environment for all sessions of a state directory; an append returns when it is on disk. */
+/* One LMDB environment for all sessions of a state directory (dir/journal; locks in dir/locks).  An append
+ * returns when it is on disk: events and the session's head row change in one synced transaction.  A journal
+ * belongs to one thread; several processes may have the same directory open. */
 typedef struct dm_journal dm_journal;
-/* DM_EVERSION: newer format, untouched. DM_ESTORE: not a journal. */
+/* DM_EVERSION: newer format, untouched. DM_ESTORE: not a journal, or cut short. DM_ENOENT: read_only and none there.
+ * DM_EBUSY: open in this process already, under whatever spelling. */
 DM_API int dm_journal_open(dm_journal **out, const char *dir, bool read_only, dm_err *e);
 DM_API void dm_journal_close(dm_journal *j);
 /* Appends events (JSON objects with "type") to a session in one transaction; *seq: number of the last one. */
@@ -44,13 +47,17 @@ DM_API int dm_journal_read(dm_journal *j, const char *session, dm_journal_fn fn,
 /* Lists sessions, oldest first: fn gets the head row {id, created_ms, updated_ms, state, title, turns, tokens, model}. */
 typedef int (*dm_journal_list_fn)(void *ctx, const json_t *head);
 DM_API int dm_journal_list(dm_journal *j, dm_journal_list_fn fn, void *ctx, dm_err *e);
-/* Full id from a unique prefix (at least 4 characters). */
+/* Full id from a unique prefix (at least 4 characters) or "last", the one changed last.  DM_ENOENT; DM_EINVAL when
+ * several match or the text is too short. */
 DM_API int dm_journal_resolve(dm_journal *j, const char *prefix, char out[DM_SESSION_ID_CHARS + 1], dm_err *e);
+/* DM_EBUSY while somebody runs it. */
 DM_API int dm_journal_remove(dm_journal *j, const char *session, dm_err *e);
 /* One runner per session: taken before a session is run, held by this process (an OS lock: gone when it dies).
  * DM_EBUSY names the holder's pid. */
 DM_API int dm_journal_claim(dm_journal *j, const char *session, dm_err *e);
 DM_API void dm_journal_release(dm_journal *j, const char *session);
+DM_API bool dm_journal_claimed(dm_journal *j, const char *session); /* somebody, perhaps another process, runs it */
+DM_API void dm_session_id_new(char out[DM_SESSION_ID_CHARS + 1]);
 
 /* ---- host ---------------------------------------------------------------------------- */
 
