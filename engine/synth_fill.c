@@ -4,6 +4,21 @@
 
 #include "engine/synth_int.h"
 
+/* Everything between here and synth_rows() is inlined into one function per instruction set. */
+#define HOT static inline __attribute__((always_inline))
+
+/* A float and its bits. */
+HOT float bits_float(uint32_t u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+HOT uint32_t float_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+
 /* ---- streams ------------------------------------------------------------------------------------ */
 
 uint64_t synth_key(uint64_t seed, const char *name, const char *suffix) {
@@ -21,9 +36,11 @@ uint64_t synth_key(uint64_t seed, const char *name, const char *suffix) {
 }
 
 /* Four 16-bit fields summed: mean 2 − 2^−15 in units of 65536, variance 1/3. */
-static inline float normal(uint64_t z) {
-    uint32_t sum = (uint32_t)(z & 0xFFFF) + (uint32_t)(z >> 16 & 0xFFFF) + (uint32_t)(z >> 32 & 0xFFFF) + (uint32_t)(z >> 48);
-    return (float)(((double)(int32_t)sum * (1.0 / 65536) - 2.0 + 0x1p-15) * 1.7320508075688772935);
+HOT float normal(uint64_t z) {
+    const uint64_t even = 0x0000FFFF0000FFFFull;
+    uint64_t pair = (z & even) + (z >> 16 & even);
+    int32_t sum = (int32_t)((uint32_t)pair + (uint32_t)(pair >> 32));
+    return (float)(((double)sum * (1.0 / 65536) - 2.0 + 0x1p-15) * 1.7320508075688772935);
 }
 
 /* ---- which rule ------------------------------------------------------------------------------------ */
@@ -101,15 +118,14 @@ int64_t synth_scale_bytes(const synth_tensor *t, int64_t rows) {
 
 /* ---- plain tensors ------------------------------------------------------------------------------------ */
 
-static inline float value(const synth_rule *r, uint64_t key, int64_t i) {
+HOT float value(const synth_rule *r, uint64_t key, int64_t i) {
     float v = r->coef * normal(synth_number(key, (uint64_t)i + 1));
     v = r->add + v;
     return r->mul * v;
 }
 
-static inline uint16_t to_bf16(float x) {
-    uint32_t u;
-    memcpy(&u, &x, 4);
+HOT uint16_t to_bf16(float x) {
+    uint32_t u = float_bits(x);
     return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
 }
 
@@ -119,19 +135,19 @@ static float mix_addition(int64_t i) {
     return (i - 8) / 4 == (i - 8) % 4 ? 1.5f : 0.3f;
 }
 
-static void fill_f32(const synth_tensor *t, int64_t i0, int64_t n, float *out) {
+HOT void fill_f32(const synth_tensor *t, int64_t i0, int64_t n, float *out) {
     for (int64_t i = 0; i < n; i++) out[i] = value(&t->rule, t->key, i0 + i);
     if (t->rule.mix_base)
         for (int64_t i = 0; i < n; i++)
             if (i0 + i >= 8) out[i] = out[i] + mix_addition(i0 + i);
 }
 
-static void fill_bf16(const synth_tensor *t, int64_t i0, int64_t n, uint16_t *out) {
+HOT void fill_bf16(const synth_tensor *t, int64_t i0, int64_t n, uint16_t *out) {
     for (int64_t i = 0; i < n; i++) out[i] = to_bf16(value(&t->rule, t->key, i0 + i));
 }
 
 /* Per token the experts with the smallest numbers, ascending; equal numbers: lower expert first. */
-static void fill_top_k(const synth_tensor *t, int64_t r0, int64_t r1, int64_t *out) {
+HOT void fill_top_k(const synth_tensor *t, int64_t r0, int64_t r1, int64_t *out) {
     uint64_t best[MODEL_TOPK_MAX];
     for (int64_t row = r0; row < r1; row++, out += t->top_k) {
         int have = 0;
@@ -147,42 +163,43 @@ static void fill_top_k(const synth_tensor *t, int64_t r0, int64_t r1, int64_t *o
 
 /* ---- quantised matrices ----------------------------------------------------------------------------------- */
 
-/* 2^(j/4), j = round_half_even(4·clip(0.7·b, ±1.5)) */
-static float block_factor(uint64_t key, int64_t block) {
-    static const double quarter[4] = {1, 1.189207115002721, 1.4142135623730951, 1.681792830507429};
+/* 2^(j/4), j = round_half_even(4·clip(0.7·b, ±1.5)), so |j| <= 6 */
+HOT float block_factor(uint64_t key, int64_t block) {
+    static const float quarter[4] = {1.0f, (float)1.189207115002721, (float)1.4142135623730951, (float)1.681792830507429};
     float x = 0.7f * normal(synth_number(key, (uint64_t)block + 1));
     x = x < -1.5f ? -1.5f : x > 1.5f ? 1.5f : x;
-    int j = (int)lrintf(4 * x), octave = (j + 8) / 4 - 2; /* floor(j/4), |j| <= 6 */
-    return (float)ldexp(quarter[j - 4 * octave], octave);
+    uint32_t j = (uint32_t)((int)lrintf(4 * x) + 8); /* the octave is j / 4 − 2 */
+    return quarter[j % 4] * bits_float((127 + j / 4 - 2) << 23);
 }
 
-/* ⌈log2(amax / top)⌉ for top = mantissa·2^power, exactly */
-static int exponent_for(float amax, double mantissa, int power) {
-    int e;
-    double m = 2 * frexp((double)amax, &e); /* [1, 2) */
-    return e - 1 - power + (m > mantissa);
+/* ⌈log2(amax / top)⌉ exactly, for top = 448 (1.75·2^8) and 6 (1.5·2^2); nothing here is subnormal */
+HOT int exponent_for(float amax, uint32_t top) {
+    uint32_t u = float_bits(amax);
+    return (int)(u >> 23) - (int)(top >> 23) + ((u & 0x7FFFFF) > (top & 0x7FFFFF));
 }
+#define TOP_E4M3 0x43E00000u
+#define TOP_E2M1 0x40C00000u
+
+HOT float inverse_power(int exponent) { return bits_float((uint32_t)(127 - exponent) << 23); }
 
 /* Nearest e4m3 code of |x| <= 448, ties to the even code, sign bit for x < 0. */
-static inline uint8_t to_e4m3(float x) {
-    uint32_t u, s;
-    float small = __builtin_fabsf(x) + 16384.0f; /* the sum's last bit is worth 2^−9, the subnormal step */
-    memcpy(&u, &x, 4);
-    memcpy(&s, &small, 4);
+HOT uint8_t to_e4m3(float x) {
+    /* the last bit of the sum is worth 2^−9, the subnormal step */
+    uint32_t u = float_bits(x), s = float_bits(__builtin_fabsf(x) + 16384.0f);
     uint32_t sign = u >> 24 & 0x80, mag = u & 0x7FFFFFFF;
     uint32_t normal_code = ((mag + 0x7FFFF + (mag >> 20 & 1)) >> 20) - (120 << 3); /* bias 127 → 7 */
     uint32_t small_code = s - 0x46800000;
     return (uint8_t)(sign | (mag < 0x3C800000 ? small_code : normal_code)); /* 2^−6 */
 }
 
-static inline uint8_t to_e2m1(float x) {
+HOT uint8_t to_e2m1(float x) {
     float a = __builtin_fabsf(x);
     int code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
     return (uint8_t)(code | (x < 0) << 3);
 }
 
 /* One row of a block, scaled by its factor; returns the largest magnitude so far. */
-static inline float block_row(const synth_tensor *t, int64_t i0, int64_t n, float factor, float *w, float amax) {
+HOT float block_row(const synth_tensor *t, int64_t i0, int64_t n, float factor, float *w, float amax) {
     for (int64_t i = 0; i < n; i++) w[i] = t->rule.coef * normal(synth_number(t->key, (uint64_t)(i0 + i) + 1)) * factor;
     for (int64_t i = 0; i < n; i++) {
         float a = __builtin_fabsf(w[i]);
@@ -191,17 +208,17 @@ static inline float block_row(const synth_tensor *t, int64_t i0, int64_t n, floa
     return amax;
 }
 
-static void fp8_block(const synth_tensor *t, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t block, uint8_t *out, uint8_t *scale) {
+HOT void fp8_block(const synth_tensor *t, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t block, uint8_t *out, uint8_t *scale) {
     float w[128][128], amax = 0, factor = block_factor(t->block_key, block);
     for (int64_t r = 0; r < rows; r++) amax = block_row(t, (row + r) * t->in + col, cols, factor, w[r], amax);
-    int exponent = amax > 0 ? exponent_for(amax, 1.75, 8) : 0;
-    float inverse = ldexpf(1, -exponent);
+    int exponent = amax > 0 ? exponent_for(amax, TOP_E4M3) : 0;
+    float inverse = inverse_power(exponent);
     *scale = (uint8_t)(exponent + 127);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++) out[r * t->in + c] = to_e4m3(w[r][c] * inverse);
 }
 
-static void fp8_rows(const synth_tensor *t, int64_t r0, int64_t r1, uint8_t *out, uint8_t *scale) {
+HOT void fp8_rows(const synth_tensor *t, int64_t r0, int64_t r1, uint8_t *out, uint8_t *scale) {
     int64_t grid = (t->in + 127) / 128;
     for (int64_t row = r0; row < r1; row += 128)
         for (int64_t col = 0; col < t->in; col += 128) {
@@ -210,22 +227,47 @@ static void fp8_rows(const synth_tensor *t, int64_t r0, int64_t r1, uint8_t *out
         }
 }
 
-static void fp4_rows(const synth_tensor *t, int64_t r0, int64_t r1, uint8_t *out, uint8_t *scale) {
+HOT void fp4_rows(const synth_tensor *t, int64_t r0, int64_t r1, uint8_t *out, uint8_t *scale) {
     int64_t grid = t->in / 32;
     for (int64_t block = r0 * grid; block < r1 * grid; block++, out += 16) {
         float w[32], amax = block_row(t, block * 32, 32, block_factor(t->block_key, block), w, 0);
-        int exponent = amax > 0 ? exponent_for(amax, 1.5, 2) : 0;
-        float inverse = ldexpf(1, -exponent);
+        int exponent = amax > 0 ? exponent_for(amax, TOP_E2M1) : 0;
+        float inverse = inverse_power(exponent);
         *scale++ = (uint8_t)(exponent + 127);
         for (int i = 0; i < 16; i++) out[i] = (uint8_t)(to_e2m1(w[2 * i] * inverse) | to_e2m1(w[2 * i + 1] * inverse) << 4);
     }
 }
 
-void synth_rows(const synth_tensor *t, int64_t r0, int64_t r1, uint8_t *out, uint8_t *scale) {
+HOT void rows(const synth_tensor *t, int64_t r0, int64_t r1, uint8_t *out, uint8_t *scale) {
     int64_t i0 = r0 * t->in, n = (r1 - r0) * t->in;
     if (t->rule.top_k) fill_top_k(t, r0, r1, (int64_t *)(void *)out);
     else if (t->quantised && t->fp4) fp4_rows(t, r0, r1, out, scale);
     else if (t->quantised) fp8_rows(t, r0, r1, out, scale);
     else if (t->dtype == MODEL_F32) fill_f32(t, i0, n, (float *)(void *)out);
     else fill_bf16(t, i0, n, (uint16_t *)(void *)out);
+}
+
+/* The same statements under wider vectors; -ffp-contract=off keeps the rounding the same. */
+static void rows_plain(const synth_tensor *t, int64_t r0, int64_t r1, uint8_t *out, uint8_t *scale) { rows(t, r0, r1, out, scale); }
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static void rows_avx2(const synth_tensor *t, int64_t r0, int64_t r1, uint8_t *out, uint8_t *scale) {
+    rows(t, r0, r1, out, scale);
+}
+__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512"))) static void rows_avx512(const synth_tensor *t, int64_t r0, int64_t r1,
+                                                                                uint8_t *out, uint8_t *scale) {
+    rows(t, r0, r1, out, scale);
+}
+#endif
+
+void synth_rows(const synth_tensor *t, int64_t r0, int64_t r1, uint8_t *out, uint8_t *scale) {
+#if defined(__x86_64__)
+    bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512vl");
+    if (wide) rows_avx512(t, r0, r1, out, scale);
+    else if (__builtin_cpu_supports("avx2")) rows_avx2(t, r0, r1, out, scale);
+    else rows_plain(t, r0, r1, out, scale);
+#else
+    rows_plain(t, r0, r1, out, scale);
+#endif
 }
