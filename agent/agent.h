@@ -85,10 +85,11 @@ DM_API int dm_host_create(dm_host **out, const dm_host_opts *o, dm_err *e);
 DM_API void dm_host_destroy(dm_host *h); /* after the loop has run dry */
 
 /* What a client sees, in order, on the loop.  Text is borrowed for the call.  `json` is the line of the event
- * stream (docs: README, "Event stream"), the rest is for terminals. */
+ * stream (agent/stream.c has the table), the rest is for terminals.  REASONING and CONTENT are streamed before
+ * they are durable; everything else is in the journal when it is told. */
 typedef enum dm_host_event_kind {
     DM_EV_INIT, DM_EV_PREFILL, DM_EV_RESTORED, DM_EV_REASONING, DM_EV_CONTENT, DM_EV_CALL, DM_EV_APPROVAL,
-    DM_EV_TOOL_START, DM_EV_TOOL_RESULT, DM_EV_SPILLED, DM_EV_TURN, DM_EV_NOTICE, DM_EV_RESULT,
+    DM_EV_TOOL_START, DM_EV_TOOL_RESULT, DM_EV_SPILLED, DM_EV_TURN, DM_EV_ASSISTANT, DM_EV_NOTICE, DM_EV_RESULT,
 } dm_host_event_kind;
 typedef struct dm_host_event {
     dm_host_event_kind kind;
@@ -103,6 +104,7 @@ typedef struct dm_session_opts {
     int64_t max_turns;       /* 0: 50 */
     int64_t max_tokens;      /* generated, per turn; 0: 4096 */
     bool yes;                /* approve every call that would ask */
+    bool ask;                /* calls that write ask; default: only those that the sandbox does not confine */
     bool interactive;        /* a person can answer approvals (dm_session_answer) */
     dm_host_fn fn; void *ctx;
 } dm_session_opts;
@@ -112,11 +114,15 @@ DM_API int dm_session_create(dm_host *h, const dm_session_opts *o, dm_session **
  * on_unknown rule before anything else.  DM_ENOENT, DM_EBUSY, DM_EFOREIGN (other weights, text or tools). */
 DM_API int dm_session_resume(dm_host *h, const char *id, const dm_session_opts *o, dm_session **out, dm_err *e);
 DM_API const char *dm_session_id(const dm_session *s);
-/* Gives it a user message (NULL: go on with what is pending) and starts it.  DM_EV_RESULT comes last, always. */
+/* Gives it a user message (NULL: go on with what is pending) and starts it.  DM_EV_RESULT comes last, always.
+ * While it runs, a message is journaled and read in the next turn.  DM_EINVAL: NULL and nothing is pending. */
 DM_API int dm_session_send(dm_session *s, const char *text, dm_err *e);
+/* Answers DM_EV_APPROVAL.  DM_ENOENT: no such call; DM_ESTATE: it was answered already. */
 DM_API int dm_session_answer(dm_session *s, const char *call_id, bool allow, dm_err *e);
 DM_API void dm_session_interrupt(dm_session *s); /* ends the generation or the running tools; RESULT follows */
-DM_API void dm_session_close(dm_session *s);     /* not while it runs */
+DM_API void dm_session_close(dm_session *s);     /* not while it runs; its memory goes when the loop has run */
+DM_API bool dm_session_running(const dm_session *s);
+DM_API int dm_session_outcome(const dm_session *s); /* of the last run: 0 or the DM_E… for dm_exit_code */
 
 /* ---- program --------------------------------------------------------------------------- */
 
