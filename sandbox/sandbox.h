@@ -54,6 +54,7 @@ typedef struct dm_sandbox_cmd {
     int64_t file_bytes_max;        /* largest file it may write; 0: 1 GiB */
     int pids_max;                  /* 0: 256 */
     int cpu_s_max;                 /* 0: no bound */
+    const char *tmp;               /* directory shown as /tmp (kept between commands); NULL: an empty one, gone afterwards */
 } dm_sandbox_cmd;
 
 typedef struct dm_sandbox_proc {
@@ -74,6 +75,8 @@ typedef struct dm_sandbox_exit {
     bool memory;        /* ended by the memory bound */
     bool killed;        /* by dm_sandbox_kill */
     bool setup_failed;  /* the sandbox could not be built for this command; text says why (S4) */
+    bool pids;          /* ended by the bound on processes */
+    int background;     /* processes that it left running and that were ended with it */
     int64_t wall_ms, cpu_ms, memory_bytes_peak;
     char text[256];
 } dm_sandbox_exit;
