@@ -118,7 +118,9 @@ typedef struct dm_chat_opts {
     bool drop_thinking; /* the encoder's default is true; tools anywhere turn it off */
     dm_effort effort;
     dm_revision revision;
-    bool continues;     /* the messages follow an assistant turn that ended with EOS: no BOS, no effort prefix */
+    /* The messages follow an assistant turn that ended with EOS: no BOS, no effort prefix.  Tool results must then
+     * come in the order of the calls, and drop_thinking be what it is for the whole talk (false: it has tools). */
+    bool continues;
 } dm_chat_opts;
 
 /* Rendered text.  spans mark where the template wrote an added token; the same characters elsewhere are data. */
@@ -185,7 +187,8 @@ typedef struct dm_sample_params {
 /* Plain data, so that a boundary can keep it: 8 bytes of state. */
 typedef struct dm_sampler { dm_sample_params params; uint64_t rng; } dm_sampler;
 DM_API void dm_sampler_init(dm_sampler *s, const dm_sample_params *p);
-/* Not-a-number logits count as -inf; all -inf: DM_EFORMAT.  scratch: vocab floats, may be NULL when greedy. */
+/* Not-a-number logits count as -inf; all -inf: DM_EFORMAT.  *scratch starts as NULL, is grown here and is the
+ * caller's to dm_free at the end; scratch itself may be NULL when greedy. */
 DM_API int dm_sampler_pick(dm_sampler *s, const float *logits, int vocab, void **scratch);
 
 /* ==== forward ================================================================================ */
