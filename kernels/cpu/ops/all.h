@@ -1,0 +1,13 @@
+/* all.h — the operations of one backend, in the order in which they build on each other. */
+#include "kernels/cpu/ops/numeric.h"
+#include "kernels/cpu/ops/tile.h"
+#include "kernels/cpu/ops/widen.h"
+#include "kernels/cpu/ops/linear.h"
+#include "kernels/cpu/ops/norm.h"
+#include "kernels/cpu/ops/rows.h"
+#include "kernels/cpu/ops/hc.h"
+#include "kernels/cpu/ops/compress.h"
+#include "kernels/cpu/ops/index.h"
+#include "kernels/cpu/ops/attention.h"
+#include "kernels/cpu/ops/moe.h"
+#include "kernels/cpu/ops/table.h"
