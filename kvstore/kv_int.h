@@ -1,0 +1,272 @@
+/* kv_int.h — what the files of the store share.  kvstore.h is the contract.
+ *
+ * Who does what
+ *   format.c   the bytes on disk: keys, extent header, index record, meta record
+ *   keymap.c   hash map from an entry's key to a number or pointer
+ *   env.c      the LMDB environment: opening, refusing, transactions, foreign codes
+ *   pages.c    checks LMDB's own pages before they are trusted
+ *   ram.c      RAM tier: entries, LRU, the queue of unwritten ones, pins
+ *   load.c     disk -> RAM: O_DIRECT reads with verification
+ *   find.c     the deepest usable cut of a prompt; reading a hit
+ *   evict.c    what leaves the disk tier, and removal
+ *   writer.c   the one thread that owns the write transaction
+ *   store.c    open, close, put, flush, stat
+ *   verify.c   verify and inspect
+ *
+ * Locks, in the order in which they are taken
+ *   kv->map     (rwlock) shared while any transaction of this process is open; exclusive to move the map
+ *   kv->lock    (mutex)  everything in memory: RAM tier, queue, pins, doomed keys, counters.  Held for
+ *               pointer work only, never over a disk access or a copy of a payload. */
+#ifndef DM_KV_INT_H
+#define DM_KV_INT_H
+
+#include <lmdb.h>
+#include <pthread.h>
+#include <sys/stat.h>
+
+#include "kvstore/kvstore.h"
+
+/* ---- format (format.c) --------------------------------------------------------------- */
+
+#define KV_BLOCK 1
+#define KV_STATE 2
+#define KV_LAST 3 /* not stored: key of the list of states in RAM behind one last block */
+
+#define KV_HEADER_BYTES 128 /* of an extent */
+#define KV_PAGE_HEADER 16   /* LMDB's, before an overflow value */
+#define KV_KEY_MAX 72       /* encoded entry key plus part number */
+#define KV_INDEX_BYTES 64
+#define KV_META_BYTES 96
+#define KV_CLOCK_BYTES 32
+#define KV_ORDER_BYTES 16
+
+/* Name of an entry.  Zero-initialise before filling: it is compared as bytes. */
+typedef struct kv_key {
+    uint8_t kind;
+    uint8_t pad;
+    uint16_t tail_count; /* states: ids behind the last whole block */
+    dm_hash hash;        /* block: H(i); state: H(last whole block) */
+    dm_hash tail;        /* state: hash of the tail's ids; block: zero */
+} kv_key;
+
+typedef struct kv_index {
+    uint32_t parts;     /* extents */
+    uint32_t uses;      /* hits, saturating */
+    uint64_t total;     /* payload bytes of the entry */
+    uint64_t priority;  /* place in the eviction order */
+    uint64_t seq;       /* order of writing; breaks ties */
+    uint64_t last_used; /* store clock */
+} kv_index;
+
+typedef struct kv_meta {
+    uint32_t version, page_bytes;
+    uint64_t block_bytes, extent_bytes;
+    dm_hash root;
+} kv_meta;
+
+/* Advances with every byte written, so ages are measured in turnover of the store, not in hours. */
+typedef struct kv_clock {
+    uint64_t bytes, seq;
+} kv_clock;
+
+kv_key kv_key_block(const dm_hash *h);
+kv_key kv_key_state(const dm_hash *last, const int32_t *tail, int tail_count);
+bool kv_key_equal(const kv_key *a, const kv_key *b);
+size_t kv_key_encode(uint8_t out[KV_KEY_MAX], const kv_key *k);
+size_t kv_key_encode_part(uint8_t out[KV_KEY_MAX], const kv_key *k, uint32_t part);
+bool kv_key_decode(kv_key *k, const void *p, size_t n);
+bool kv_key_decode_part(kv_key *k, uint32_t *part, const void *p, size_t n);
+void kv_key_text(char out[96], const kv_key *k);
+
+uint64_t kv_extent_size(size_t block_bytes, size_t page_bytes);
+/* Fills a whole extent: header, payload, zeroes. */
+void kv_extent_write(uint8_t *extent, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts, uint64_t total,
+    const uint8_t *payload, size_t n);
+/* Payload of a good extent, or NULL: any difference in key, part, count, length or checksum. */
+const uint8_t *kv_extent_check(const uint8_t *extent, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts,
+    uint64_t total, size_t *n);
+void kv_index_encode(uint8_t out[KV_INDEX_BYTES], const kv_key *k, const kv_index *ix);
+bool kv_index_decode(kv_index *ix, const kv_key *k, const void *p, size_t n, size_t extent_bytes);
+void kv_order_encode(uint8_t out[KV_ORDER_BYTES], const kv_index *ix);
+void kv_meta_encode(uint8_t out[KV_META_BYTES], const kv_meta *m);
+/* 0, DM_EVERSION or DM_ESTORE. */
+int kv_meta_decode(kv_meta *m, const void *p, size_t n);
+void kv_clock_encode(uint8_t out[KV_CLOCK_BYTES], const kv_clock *c);
+bool kv_clock_decode(kv_clock *c, const void *p, size_t n);
+
+/* ---- key map (keymap.c) ---------------------------------------------------------------- */
+
+typedef struct kv_slot {
+    kv_key key; /* kind 0: free */
+    union {
+        int64_t count;
+        void *ptr;
+    } v;
+} kv_slot;
+typedef struct kv_map {
+    kv_slot *slots; /* owned; capacity is a power of two */
+    size_t cap, used;
+} kv_map;
+kv_slot *kv_map_find(const kv_map *m, const kv_key *k);
+kv_slot *kv_map_put(kv_map *m, const kv_key *k); /* found or new with v = 0; NULL: out of memory */
+void kv_map_del(kv_map *m, kv_slot *s);          /* slots move: pointers to others are void after it */
+bool kv_map_add(kv_map *m, const kv_key *k, int64_t by); /* count += by, removed at 0; false: out of memory */
+int64_t kv_map_count(const kv_map *m, const kv_key *k);
+void kv_map_clear(kv_map *m); /* forgets all keys, keeps the memory */
+void kv_map_free(kv_map *m);
+
+/* ---- RAM tier (ram.c) -------------------------------------------------------------------- */
+
+typedef enum kv_where { KV_CLEAN, KV_QUEUED, KV_WRITING } kv_where;
+typedef struct kv_entry {
+    kv_key key;
+    size_t n;
+    uint8_t *bytes; /* owned */
+    int refs;       /* the table's one, the writer's, one per reader that copies */
+    kv_where where; /* CLEAN entries are in the LRU list, QUEUED in the queue, WRITING in the writer's batch */
+    bool on_disk, in_table;
+    uint32_t uses;
+    uint64_t ticket;               /* QUEUED, WRITING: number of the put */
+    struct kv_entry *prev, *next;  /* LRU list or queue */
+    struct kv_entry *state_next;   /* other states behind the same last block */
+} kv_entry;
+typedef struct kv_list {
+    kv_entry *head, *tail; /* LRU: head is the most recent; queue: head is the oldest */
+} kv_list;
+
+/* ---- the store ------------------------------------------------------------------------------ */
+
+enum { KV_DB_BLOCKS, KV_DB_STATES, KV_DB_ORDER, KV_DB_EXTENTS, KV_DB_META, KV_DB_COUNT };
+extern const char *const kv_db_names[KV_DB_COUNT];
+
+#define KV_BUFS 8
+struct dm_kv {
+    /* fixed at open */
+    char *dir; /* owned */
+    dm_kv_opts opts;
+    size_t extent_bytes, page_bytes, extent_pages, payload_bytes; /* payload: per extent */
+    int64_t quota_pages, batch_bytes, reserve_pages;
+    MDB_env *env;
+    MDB_dbi db[KV_DB_COUNT];
+    int fd;        /* data.mdb, for preads through the page cache */
+    int fd_direct; /* the same with O_DIRECT, or -1 */
+    pthread_rwlock_t map;
+
+    pthread_mutex_t lock;
+    /* all below: under lock */
+    pthread_cond_t work; /* for the writer */
+    pthread_cond_t done; /* for flush and close */
+    kv_map table;        /* entry key -> kv_entry */
+    kv_map by_last;      /* KV_LAST key -> first kv_entry of its states */
+    kv_list lru, queue;
+    kv_map pins;    /* key -> number of hits that hold it */
+    kv_map doomed;  /* keys whose disk copy is going away: not offered, not pinned */
+    kv_map touched; /* key -> hits since the writer last looked */
+    kv_map removals;     /* keys to delete from the disk */
+    uint64_t removal_no, removal_done;
+    uint64_t ticket;     /* of the newest put */
+    uint64_t synced;     /* every put up to this one is durable, or was given up */
+    int flush_waiters;
+    uint64_t queue_since_ns; /* when the queue stopped being empty */
+    bool stop, abandon, writer_exited;
+    bool unsynced;           /* a commit's root is not on the disk for sure */
+    int squeeze;             /* times in a row that the map was full */
+    bool direct_refused;
+    uint8_t *bufs[KV_BUFS]; /* free page-aligned read buffers, owned */
+    int bufs_count;
+    dm_kv_stat st; /* counters since open; the rest is filled by stat_get */
+
+    bool damaged;         /* LMDB's structure is broken: no more writes in this process */
+    uint64_t retry_ns;    /* disk full: not before */
+    uint64_t readers_ns;  /* stale readers last cleared */
+    uint64_t wrote_ns;    /* last transaction */
+
+    /* opener only */
+    bool have_thread;
+    pthread_t thread;
+};
+
+int64_t kv_parts(const dm_kv *kv, uint64_t total); /* extents of an entry */
+int64_t kv_entry_pages_max(const dm_kv *kv);       /* of the largest entry that the quota can hold */
+
+/* ram.c; all with kv->lock held unless said otherwise */
+kv_entry *kv_entry_new(const kv_key *k, size_t n, dm_err *e); /* without lock; one reference, bytes not filled */
+void kv_entry_unref(dm_kv *kv, kv_entry *en);
+void kv_entry_release(dm_kv *kv, kv_entry *en);               /* takes the lock itself */
+kv_entry *kv_ram_get(dm_kv *kv, const kv_key *k);             /* no new reference */
+int kv_ram_insert(dm_kv *kv, kv_entry *en);                   /* takes a reference of its own */
+void kv_ram_remove(dm_kv *kv, kv_entry *en);
+void kv_ram_use(dm_kv *kv, kv_entry *en);
+void kv_ram_queue(dm_kv *kv, kv_entry *en); /* CLEAN, in table -> QUEUED */
+void kv_ram_unqueue(dm_kv *kv, kv_entry *en, kv_where where);
+void kv_ram_requeue_front(dm_kv *kv, kv_entry *en);
+void kv_ram_clean(dm_kv *kv, kv_entry *en); /* WRITING -> CLEAN */
+bool kv_ram_give_up(dm_kv *kv, const kv_entry *spare);
+void kv_ram_fit(dm_kv *kv, const kv_entry *spare); /* down to the quotas */
+void kv_ram_free(dm_kv *kv);
+bool kv_ram_state(dm_kv *kv, const dm_hash *last, const int32_t *tail, int tail_max, kv_key *best);
+size_t kv_entry_cost(const kv_entry *en);
+
+/* env.c */
+int kv_err(dm_kv *kv, dm_err *e, int rc, const char *where, const char *what);
+int kv_env_open(dm_kv *kv, dm_err *e); /* everything up to usable databases */
+void kv_env_close(dm_kv *kv);
+int kv_env_create(const char *dir, MDB_env **env, int64_t map_bytes, bool read_only, dm_err *e);
+int kv_env_meta(MDB_env *env, MDB_txn *txn, MDB_dbi dbi, kv_meta *m);
+/* Size of the map = what the file may grow to.  The last pages below quota + one extent are kept for making room. */
+int64_t kv_map_limit(const dm_kv *kv, bool emergency);
+#define KV_EMERGENCY_PAGES 32
+#define KV_SLACK_PAGES (KV_EMERGENCY_PAGES + 16) /* the 16: free list, main database, pages in flight */
+int kv_txn_begin(dm_kv *kv, bool write, MDB_txn **txn); /* LMDB codes; takes kv->map */
+void kv_txn_end(dm_kv *kv, MDB_txn *txn);               /* aborts; releases kv->map */
+int kv_txn_commit(dm_kv *kv, MDB_txn *txn);             /* releases kv->map */
+bool kv_dir_claim(const char *dir, dm_kv *kv);          /* false: this process has it open */
+void kv_dir_release(dm_kv *kv);
+dm_kv *kv_dir_holder(const char *dir);
+/* Reads the index record of k: 0, MDB_NOTFOUND, MDB_BAD_VALSIZE for a damaged record, or another LMDB code. */
+int kv_index_look(dm_kv *kv, MDB_txn *txn, const kv_key *k, kv_index *ix);
+/* The same where a damaged record is as good as none. */
+int kv_index_get(dm_kv *kv, MDB_txn *txn, const kv_key *k, kv_index *ix);
+/* Address of page 0 of the map, from a small value that LMDB returned and that is not dirty. */
+uintptr_t kv_map_base(const dm_kv *kv, const MDB_val *val);
+MDB_dbi kv_index_db(const dm_kv *kv, const kv_key *k);
+
+/* pages.c: structure of the file, as the snapshot of txn sees it.  0, DM_ESTORE, DM_EIO, DM_ENOMEM. */
+int kv_pages_precheck(int fd, const char *dir, bool *fresh, dm_err *e);
+int kv_pages_check(int fd, MDB_env *env, size_t txn_id, const char *dir, dm_err *e);
+
+/* load.c */
+/* Reads and checks an entry of the disk tier.  0, DM_EMISS (not there), DM_ECORRUPT (there and bad), DM_EIO, DM_ENOMEM. */
+int kv_load(dm_kv *kv, const kv_key *k, kv_entry **out);
+void kv_bad_entry(dm_kv *kv, const kv_key *k, const char *why);
+void kv_remove_later(dm_kv *kv, const kv_key *k); /* with kv->lock */
+
+/* evict.c; with the write transaction */
+typedef struct kv_write {
+    dm_kv *kv;
+    MDB_txn *txn;
+    kv_clock clock;
+    uintptr_t map_base;
+    size_t map_bytes;
+    uint64_t seq_first;  /* of this transaction: never evicted in it */
+    int64_t pages_live;  /* extents */
+    int64_t pages_index; /* everything else, at the start of the transaction */
+    kv_key *gone;        /* owned; keys doomed by this transaction */
+    size_t gone_count, gone_cap;
+    int64_t written_bytes, evicted;
+    int64_t written[3];  /* entries by kind */
+    bool order_swept;
+} kv_write;
+int kv_evict_room(kv_write *w, int64_t pages); /* 0, MDB_NOTFOUND: nothing more may go, or an LMDB code */
+int kv_entry_delete(kv_write *w, const kv_key *k);
+int kv_touch(kv_write *w, const kv_key *k, uint32_t uses);
+uint64_t kv_priority(const dm_kv *kv, uint64_t clock, uint32_t uses);
+int64_t kv_room_pages(const kv_write *w);
+
+/* writer.c */
+void *kv_writer_main(void *kv);
+
+/* verify.c */
+void kv_stat_disk(dm_kv *kv, dm_kv_stat *st);
+
+#endif

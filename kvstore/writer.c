@@ -1,0 +1,468 @@
+/* writer.c — the one thread that owns the write transaction.
+ *
+ * It wakes when there is a batch's worth of unwritten bytes, when the oldest put has waited sync_ms, or at once for a flush, a removal or
+ * the end.  One transaction: removals, ages, evictions, entries, clock; one commit.  An entry is in the store when the
+ * commit is; whatever stops the process before leaves the state of the commit before (K2).
+ *
+ * When the quota is tight (MDB_MAP_FULL): pages freed by a transaction can be reused two transactions later.  So room is made in a
+ * transaction of its own, a second one turns the page, and the entry is tried again.  For these the map is raised by a few pages,
+ * since deleting needs pages too.
+ *
+ * Disk full, quota blocked by a reader elsewhere, I/O errors (K5): the batch goes back to the queue, one warning is
+ * logged, and it is tried again every RETRY_NS.  The queue is bounded, so nothing else has to happen meanwhile. */
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+
+#include "kvstore/kv_int.h"
+
+#define BATCH_ENTRIES 1024
+#define RETRY_NS 1000000000ull
+#define READERS_NS 30000000000ull /* stale readers are looked for this often */
+#define TOUCH_NS 5000000000ull    /* ages may wait this long for a transaction that is needed anyway */
+#define TOUCH_KEYS 4096
+#define SQUEEZE_MAX 4
+
+typedef enum fate { FATE_WRITTEN, FATE_THERE, FATE_NO_ROOM } fate;
+typedef struct batch {
+    kv_entry *entries[BATCH_ENTRIES]; /* a reference each */
+    fate fates[BATCH_ENTRIES];
+    size_t count;
+    kv_key *removals; /* owned */
+    size_t removals_count;
+    uint64_t removal_no;
+    kv_map touched; /* owned */
+} batch;
+
+/* ---- one transaction --------------------------------------------------------------------------- */
+
+static int64_t tree_pages(const MDB_stat *st) { return (int64_t)(st->ms_branch_pages + st->ms_leaf_pages); }
+
+static int write_begin(dm_kv *kv, kv_write *w)
+{
+    *w = (kv_write){ .kv = kv };
+    int rc = dm_fault("kv.begin") ? ENOSPC : kv_txn_begin(kv, true, &w->txn);
+    if (rc) return rc;
+    MDB_val key = { 5, (void *)"store" }, val;
+    MDB_envinfo info;
+    rc = mdb_get(w->txn, kv->db[KV_DB_META], &key, &val); /* nothing is dirty yet, so this points into the map */
+    if (!rc) w->map_base = kv_map_base(kv, &val);
+    if (!rc) rc = mdb_env_info(kv->env, &info);
+    if (!rc) w->map_bytes = info.me_mapsize;
+    key = (MDB_val){ 5, (void *)"clock" };
+    if (!rc) rc = mdb_get(w->txn, kv->db[KV_DB_META], &key, &val);
+    /* A lost clock starts again from zero: ages are wrong for a while, nothing else. */
+    if (!rc && !kv_clock_decode(&w->clock, val.mv_data, val.mv_size)) w->clock = (kv_clock){ 0 };
+    if (rc == MDB_NOTFOUND) rc = 0;
+    w->seq_first = w->clock.seq;
+    MDB_stat st;
+    for (int i = 0; !rc && i < KV_DB_COUNT; i++) {
+        rc = mdb_stat(w->txn, kv->db[i], &st);
+        w->pages_index += tree_pages(&st);
+        if (i == KV_DB_EXTENTS) w->pages_live = (int64_t)(st.ms_entries * kv->extent_pages);
+    }
+    if (rc) kv_txn_end(kv, w->txn);
+    return rc;
+}
+
+/* Undoes what eviction announced, or makes it final. */
+static void write_settle(kv_write *w, bool committed)
+{
+    dm_kv *kv = w->kv;
+    pthread_mutex_lock(&kv->lock);
+    for (size_t i = 0; i < w->gone_count; i++) {
+        kv_map_add(&kv->doomed, &w->gone[i], -1);
+        kv_entry *en = committed ? NULL : kv_ram_get(kv, &w->gone[i]);
+        if (en) en->on_disk = true;
+    }
+    if (committed) {
+        kv->st.evicted_entries += w->evicted;
+        kv->st.bytes_written += w->written_bytes;
+        kv->st.put_blocks += w->written[KV_BLOCK];
+        kv->st.put_states += w->written[KV_STATE];
+    }
+    pthread_mutex_unlock(&kv->lock);
+    dm_free(w->gone);
+    w->gone = NULL;
+}
+
+static int write_commit(kv_write *w)
+{
+    dm_kv *kv = w->kv;
+    uint8_t rec[KV_CLOCK_BYTES];
+    kv_clock_encode(rec, &w->clock);
+    MDB_val key = { 5, (void *)"clock" }, val = { sizeof rec, rec };
+    int rc = mdb_put(w->txn, kv->db[KV_DB_META], &key, &val, 0);
+    if (!rc && dm_fault("kv.commit.before")) rc = ENOSPC;
+    if (rc) kv_txn_end(kv, w->txn);
+    else rc = kv_txn_commit(kv, w->txn);
+    if (!rc) dm_fault("kv.commit.after");
+    write_settle(w, rc == 0);
+    return rc;
+}
+
+static int write_abort(kv_write *w, int rc)
+{
+    kv_txn_end(w->kv, w->txn);
+    write_settle(w, false);
+    return rc;
+}
+
+static int put_extents(kv_write *w, const kv_entry *en, uint32_t parts)
+{
+    dm_kv *kv = w->kv;
+    size_t room = kv->payload_bytes;
+    for (uint32_t i = 0; i < parts; i++) {
+        size_t at = i * room, n = en->n - at < room ? en->n - at : room;
+        uint8_t buf[KV_KEY_MAX];
+        MDB_val key = { kv_key_encode_part(buf, &en->key, i), buf }, val = { kv->extent_bytes, NULL };
+        if (dm_fault("kv.write")) return ENOSPC;
+        int rc = mdb_put(w->txn, kv->db[KV_DB_EXTENTS], &key, &val, MDB_RESERVE | MDB_NOOVERWRITE);
+        if (rc) return rc;
+        kv_extent_write(val.mv_data, kv->extent_bytes, &en->key, i, parts, en->n, en->bytes + at, n);
+        w->pages_live += (int64_t)kv->extent_pages;
+        w->written_bytes += (int64_t)kv->extent_bytes;
+    }
+    return 0;
+}
+
+/* MDB_KEYEXIST: it is there; MDB_NOTFOUND: no room and nothing may be evicted. */
+static int put_entry(kv_write *w, const kv_entry *en)
+{
+    dm_kv *kv = w->kv;
+    kv_index ix;
+    int rc = kv_index_get(kv, w->txn, &en->key, &ix);
+    if (!rc) return MDB_KEYEXIST;
+    if (rc != MDB_NOTFOUND) return rc;
+    rc = kv_entry_delete(w, &en->key); /* remains of a damaged one */
+    if (rc) return rc;
+    uint32_t parts = (uint32_t)kv_parts(kv, en->n);
+    rc = kv_evict_room(w, (int64_t)parts * (int64_t)kv->extent_pages);
+    if (rc) return rc;
+    rc = put_extents(w, en, parts);
+    if (rc) return rc;
+    ix = (kv_index){ .parts = parts, .uses = en->uses, .total = en->n, .seq = w->clock.seq++, .last_used = w->clock.bytes };
+    ix.priority = kv_priority(kv, ix.last_used, ix.uses);
+    uint8_t buf[KV_KEY_MAX], rec[KV_INDEX_BYTES], order[KV_ORDER_BYTES];
+    MDB_val key = { kv_key_encode(buf, &en->key), buf }, val = { sizeof rec, rec }, okey = { sizeof order, order };
+    kv_index_encode(rec, &en->key, &ix);
+    kv_order_encode(order, &ix);
+    rc = mdb_put(w->txn, kv_index_db(kv, &en->key), &key, &val, 0);
+    if (!rc) rc = mdb_put(w->txn, kv->db[KV_DB_ORDER], &okey, &key, 0);
+    if (!rc) w->written[en->key.kind]++;
+    return rc;
+}
+
+static int put_all(kv_write *w, batch *b)
+{
+    /* All of a transaction have one age, and their bytes are on the clock already: none is older than its neighbour. */
+    for (size_t i = 0; i < b->count; i++) w->clock.bytes += (uint64_t)kv_parts(w->kv, b->entries[i]->n) * w->kv->extent_bytes;
+    for (size_t i = 0; i < b->count; i++) {
+        int rc = put_entry(w, b->entries[i]);
+        b->fates[i] = rc == MDB_KEYEXIST ? FATE_THERE : rc == MDB_NOTFOUND ? FATE_NO_ROOM : FATE_WRITTEN;
+        if (rc == MDB_KEYEXIST) rc = kv_touch(w, &b->entries[i]->key, 0);
+        if (rc && rc != MDB_NOTFOUND) return rc;
+    }
+    return 0;
+}
+
+static int write_batch(dm_kv *kv, batch *b)
+{
+    kv_write w;
+    int rc = write_begin(kv, &w);
+    if (rc) return rc;
+    for (size_t i = 0; !rc && i < b->removals_count; i++) rc = kv_entry_delete(&w, &b->removals[i]);
+    if (!rc && b->removals_count && dm_fault("kv.remove")) rc = ENOSPC;
+    for (size_t i = 0; !rc && i < b->touched.cap; i++) {
+        const kv_slot *s = &b->touched.slots[i];
+        if (s->key.kind) rc = kv_touch(&w, &s->key, s->v.count > UINT32_MAX ? UINT32_MAX : (uint32_t)s->v.count);
+    }
+    if (!rc) rc = put_all(&w, b);
+    return rc ? write_abort(&w, rc) : write_commit(&w);
+}
+
+/* ---- tight quota ------------------------------------------------------------------------------------ */
+
+static void set_map(dm_kv *kv, bool emergency)
+{
+    MDB_envinfo info;
+    pthread_rwlock_wrlock(&kv->map);
+    /* Never below what another process with a larger quota has set. */
+    if (mdb_env_info(kv->env, &info) == 0 && (int64_t)info.me_mapsize <= kv_map_limit(kv, true))
+        mdb_env_set_mapsize(kv->env, (size_t)kv_map_limit(kv, emergency));
+    pthread_rwlock_unlock(&kv->map);
+}
+
+static int oldest_reader(const char *line, void *ctx)
+{
+    struct { size_t txn; int pid; } *old = ctx;
+    int pid;
+    size_t thread, txn;
+    if (sscanf(line, "%d %zx %zu", &pid, &thread, &txn) == 3 && txn < old->txn) old->txn = txn, old->pid = pid;
+    return 0;
+}
+
+/* Pid of a reader that has kept its snapshot over several commits, or 0. */
+static int blocking_reader(dm_kv *kv)
+{
+    MDB_envinfo info;
+    int dead;
+    mdb_reader_check(kv->env, &dead);
+    if (mdb_env_info(kv->env, &info) != 0) return 0;
+    struct { size_t txn; int pid; } old = { info.me_last_txnid, 0 };
+    mdb_reader_list(kv->env, oldest_reader, &old);
+    return old.txn + 3 < info.me_last_txnid ? old.pid : 0;
+}
+
+/* Evicts until `pages` fit, then commits once more so that the freed pages become usable. */
+static int make_room(dm_kv *kv, int64_t pages)
+{
+    kv_write w;
+    set_map(kv, true);
+    int rc = write_begin(kv, &w);
+    if (!rc) {
+        rc = kv_evict_room(&w, pages);
+        rc = rc && rc != MDB_NOTFOUND ? write_abort(&w, rc) : write_commit(&w);
+    }
+    for (int i = 0; i < 2 && !rc; i++) {
+        rc = write_begin(kv, &w);
+        if (!rc) rc = write_commit(&w);
+    }
+    set_map(kv, false);
+    return rc;
+}
+
+/* ---- outcome of a batch; kv->lock held ------------------------------------------------------------------ */
+
+static void forget_removals(dm_kv *kv, batch *b)
+{
+    for (size_t i = 0; i < b->removals_count; i++) {
+        kv_map_add(&kv->removals, &b->removals[i], -1);
+        kv_map_add(&kv->doomed, &b->removals[i], -1);
+        kv_entry *en = kv_ram_get(kv, &b->removals[i]);
+        if (en && en->where == KV_CLEAN) en->on_disk = false;
+    }
+    kv->removal_done = b->removal_no;
+}
+
+static void settle_good(dm_kv *kv, batch *b)
+{
+    forget_removals(kv, b);
+    for (size_t i = 0; i < b->count; i++) {
+        kv_entry *en = b->entries[i];
+        en->on_disk = b->fates[i] != FATE_NO_ROOM;
+        kv->st.put_duplicates += b->fates[i] == FATE_THERE;
+        kv->st.put_dropped += b->fates[i] == FATE_NO_ROOM;
+        kv_ram_clean(kv, en);
+        kv_entry_unref(kv, en);
+    }
+    kv_ram_fit(kv, NULL);
+    if (kv->st.disk_full) {
+        kv->st.disk_full = false;
+        dm_log(DM_LOG_INFO, "kv: %s: there is room again; spilling goes on", kv->dir);
+    }
+}
+
+static void settle_bad(dm_kv *kv, batch *b)
+{
+    for (size_t i = b->count; i-- > 0;) {
+        kv_ram_requeue_front(kv, b->entries[i]);
+        kv_entry_unref(kv, b->entries[i]);
+    }
+    kv_ram_fit(kv, NULL);
+}
+
+static void stall(dm_kv *kv, int rc, int reader)
+{
+    kv->retry_ns = dm_now_ns() + RETRY_NS;
+    if (kv->st.disk_full) return;
+    kv->st.disk_full = true;
+    if (rc == MDB_MAP_FULL && reader)
+        dm_log(DM_LOG_WARN, "kv: %s: process %d keeps an old snapshot open, so freed pages cannot be reused; spilling stops until it ends", kv->dir, reader);
+    else
+        dm_log(DM_LOG_WARN, "kv: %s: cannot write (%s); spilling stops until there is room, requests go on", kv->dir, mdb_strerror(rc));
+}
+
+static void broken(dm_kv *kv, int rc)
+{
+    kv->damaged = true;
+    kv->st.disk_full = true;
+    dm_log(DM_LOG_ERROR, "kv: %s: data.mdb is damaged (%s); nothing more is written to it; stop and delete the directory, it is a cache",
+        kv->dir, mdb_strerror(rc));
+}
+
+static bool is_damage(int rc)
+{
+    return rc == MDB_CORRUPTED || rc == MDB_PAGE_NOTFOUND || rc == MDB_PANIC || rc == MDB_CURSOR_FULL || rc == MDB_INVALID
+        || rc == MDB_VERSION_MISMATCH;
+}
+
+/* ---- taking work; kv->lock held --------------------------------------------------------------------------- */
+
+static void take_entries(dm_kv *kv, batch *b, size_t max)
+{
+    int64_t bytes = 0;
+    while (kv->queue.head && b->count < max && (!b->count || bytes < kv->batch_bytes)) {
+        kv_entry *en = kv->queue.head;
+        bytes += kv_parts(kv, en->n) * (int64_t)kv->extent_bytes;
+        kv_ram_unqueue(kv, en, KV_WRITING);
+        en->refs++;
+        b->entries[b->count++] = en;
+    }
+}
+
+/* Removals stay in kv until they are committed; a copy is worked on. */
+static bool take_rest(dm_kv *kv, batch *b)
+{
+    b->removal_no = kv->removal_no;
+    if (kv->removals.used) {
+        b->removals = dm_calloc(kv->removals.used, sizeof *b->removals);
+        if (!b->removals) return false;
+        for (size_t i = 0; i < kv->removals.cap; i++)
+            if (kv->removals.slots[i].key.kind) b->removals[b->removals_count++] = kv->removals.slots[i].key;
+    }
+    b->touched = kv->touched;
+    kv->touched = (kv_map){ 0 };
+    return true;
+}
+
+/* The map was full.  Makes room and leaves it at that, so that the batch is tried again at once; or stalls.  A reader that holds
+ * old pages makes evictions useless: then nothing goes beyond what the quota asks for. */
+static void tight(dm_kv *kv, int64_t pages)
+{
+    int squeeze = ++kv->squeeze;
+    pthread_mutex_unlock(&kv->lock);
+    int reader = blocking_reader(kv);
+    int64_t want = pages * (reader ? 1 : squeeze), cap = kv->quota_pages / 4;
+    int rc = make_room(kv, want <= cap || squeeze == 1 ? want : cap > pages ? cap : pages);
+    pthread_mutex_lock(&kv->lock);
+    if (is_damage(rc)) broken(kv, rc);
+    else if (rc || reader || squeeze > SQUEEZE_MAX) stall(kv, rc ? rc : MDB_MAP_FULL, reader);
+}
+
+/* Takes a batch, writes it without the lock, settles.  Returns with the lock held. */
+static void work_once(dm_kv *kv, batch *b)
+{
+    b->count = b->removals_count = 0;
+    b->removals = NULL;
+    b->touched = (kv_map){ 0 };
+    int64_t pages = 0;
+    int rc = ENOMEM;
+    if (take_rest(kv, b)) {
+        take_entries(kv, b, kv->squeeze ? 1 : BATCH_ENTRIES);
+        if (b->count) pages = kv_parts(kv, b->entries[0]->n) * (int64_t)kv->extent_pages;
+        pthread_mutex_unlock(&kv->lock);
+        rc = write_batch(kv, b);
+        pthread_mutex_lock(&kv->lock);
+    }
+    if (rc) settle_bad(kv, b);
+    else settle_good(kv, b);
+    dm_free(b->removals);
+    kv_map_free(&b->touched);
+    kv->wrote_ns = dm_now_ns();
+    if (!rc) {
+        kv->squeeze = 0;
+        kv->unsynced = true;
+    } else if (is_damage(rc)) {
+        broken(kv, rc);
+    } else if (rc == MDB_MAP_FULL) {
+        tight(kv, pages);
+    } else {
+        stall(kv, rc, 0);
+    }
+}
+
+/* ---- when ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* 0: there is something to do now; else the time to look again. */
+static uint64_t due(dm_kv *kv, uint64_t now)
+{
+    uint64_t at = kv->readers_ns + READERS_NS;
+    if (kv->damaged || (!kv->queue.head && !kv->removals.used && !kv->touched.used)) return at;
+    if (kv->st.disk_full && kv->retry_ns > now) return min64(at, kv->retry_ns);
+    if (kv->stop || kv->squeeze || kv->removals.used || kv->touched.used >= TOUCH_KEYS) return 0;
+    if (kv->queue.head) {
+        uint64_t sync_at = kv->queue_since_ns + (uint64_t)kv->opts.sync_ms * 1000000u;
+        if (kv->flush_waiters || kv->st.queued_bytes >= kv->batch_bytes || now >= sync_at) return 0;
+        return min64(at, sync_at);
+    }
+    if (kv->flush_waiters) return 0;
+    uint64_t touch_at = kv->wrote_ns + TOUCH_NS;
+    return now >= touch_at ? 0 : min64(at, touch_at);
+}
+
+static void sleep_until(dm_kv *kv, uint64_t at_ns)
+{
+    struct timespec ts = { .tv_sec = (time_t)(at_ns / 1000000000u), .tv_nsec = (long)(at_ns % 1000000000u) };
+    pthread_cond_timedwait(&kv->work, &kv->lock, &ts);
+}
+
+/* Every put with a ticket up to this one is written or given up. */
+static uint64_t settled_ticket(const dm_kv *kv)
+{
+    return kv->queue.head ? kv->queue.head->ticket - 1 : kv->ticket;
+}
+
+/* NOMETASYNC leaves the last commit's root unsynced; a flush asks for it. */
+static void sync_for_flush(dm_kv *kv)
+{
+    uint64_t ticket = settled_ticket(kv);
+    if (!kv->flush_waiters) return;
+    int rc = 0;
+    if (kv->unsynced) {
+        pthread_mutex_unlock(&kv->lock);
+        rc = dm_fault("kv.sync") ? EIO : mdb_env_sync(kv->env, 1);
+        pthread_mutex_lock(&kv->lock);
+    }
+    if (rc) {
+        stall(kv, rc, 0);
+        return;
+    }
+    kv->unsynced = false;
+    kv->synced = ticket;
+}
+
+static void clear_readers(dm_kv *kv, uint64_t now)
+{
+    if (now - kv->readers_ns < READERS_NS) return;
+    kv->readers_ns = now;
+    int dead = 0;
+    pthread_mutex_unlock(&kv->lock);
+    mdb_reader_check(kv->env, &dead);
+    pthread_mutex_lock(&kv->lock);
+    if (dead) dm_log(DM_LOG_INFO, "kv: %s: %d readers of ended processes cleared", kv->dir, dead);
+}
+
+/* At the end: what cannot be written now is given up. */
+static bool finished(const dm_kv *kv)
+{
+    if (!kv->stop) return false;
+    return kv->abandon || kv->damaged || kv->st.disk_full || (!kv->queue.head && !kv->removals.used && !kv->touched.used);
+}
+
+void *kv_writer_main(void *arg)
+{
+    dm_kv *kv = arg;
+    batch b;
+    pthread_mutex_lock(&kv->lock);
+    kv->readers_ns = kv->wrote_ns = dm_now_ns();
+    while (!finished(kv)) {
+        uint64_t now = dm_now_ns(), at = due(kv, now);
+        if (at == 0) work_once(kv, &b);
+        sync_for_flush(kv);
+        pthread_cond_broadcast(&kv->done);
+        clear_readers(kv, dm_now_ns());
+        if (at != 0 && !finished(kv)) sleep_until(kv, at);
+    }
+    pthread_mutex_unlock(&kv->lock);
+    mdb_env_sync(kv->env, 1);
+    pthread_mutex_lock(&kv->lock);
+    kv->synced = settled_ticket(kv);
+    kv->writer_exited = true;
+    pthread_cond_broadcast(&kv->done);
+    pthread_mutex_unlock(&kv->lock);
+    return NULL;
+}
