@@ -79,7 +79,11 @@ void vrec_row(void *ctx, forward_tag tag, int layer, int64_t pos, const void *da
     }
     size_t at = l->data.n;
     if (nbytes && dm_buf_append(&l->data, data, nbytes) < 0) r->rc = DM_ENOMEM;
-    else l->row[l->nrows++] = (vrow){pos, at, nbytes};
+    else {
+        size_t i = l->nrows++; /* nearly always at the end */
+        for (; i > 0 && l->row[i - 1].pos > pos; i--) l->row[i] = l->row[i - 1];
+        l->row[i] = (vrow){pos, at, nbytes};
+    }
 }
 
 const void *vrec_get(const vrec *r, forward_tag tag, int layer, int64_t pos, size_t *nbytes) {
