@@ -19,7 +19,7 @@ static json_t *title_of(const char *text)
     bool cut = n > TITLE_BYTES_MAX;
     if (cut) n = dm_utf8_whole(text, TITLE_BYTES_MAX - 3);
     memcpy(t, text, n);
-    strcpy(t + n, cut ? "..." : "");
+    snprintf(t + n, sizeof t - n, "%s", cut ? "..." : "");
     return json_string(t);
 }
 

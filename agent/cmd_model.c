@@ -1,0 +1,258 @@
+/* cmd_model.c — `dormouse model …`: model directories, looked at and checked. */
+#include "agent/cmd_int.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct model_opts {
+    bool all, json, special, ids, keep_thinking;
+    int64_t mem, layers, chunk, threads, seed;
+    const char *numerics, *isa, *mode, *effort, *revision, *vectors;
+} model_opts;
+
+#define HELP { "help", 'h', DM_OPT_HELP, 0, .help = "this text" }
+#define JSON { "json", 0, DM_OPT_FLAG, offsetof(model_opts, json), .def = "0", .help = "JSON on standard output" }
+
+static bool progress(void *ctx, const char *what, int64_t done, int64_t total)
+{
+    (void)ctx;
+    if (err_is_terminal() && total > 0) err_printf("\r%s: %lld%%\033[K%s", what, (long long)(done * 100 / total), done >= total ? "\r\033[K" : "");
+    return signals_caught() == 0;
+}
+
+/* Parses; prints usage when the number of arguments is wrong.  0: go on and free res->args. */
+static int parse(const char *usage, const char *what, const dm_opt *t, size_t n, model_opts *o, int argc, char **argv, dm_opt_result *res, int min_args, int max_args, int *status)
+{
+    *o = (model_opts){ 0 };
+    int rc = cmd_parse(usage, what, t, n, o, argc, argv, res);
+    *status = rc < 0 ? dm_exit_code(rc) : 0;
+    if (rc != 0) return rc;
+    if (res->nargs >= min_args && res->nargs <= max_args) return 0;
+    *status = cmd_usage(usage, "%s", res->nargs < min_args ? "an argument is missing" : "too many arguments");
+    dm_free(res->args);
+    return DM_EUSAGE;
+}
+
+static dm_numerics numerics_of(const char *s) { return !strcmp(s, "exact") ? DM_NUM_EXACT : !strcmp(s, "plain") ? DM_NUM_PLAIN : DM_NUM_FAST; }
+
+/* ---- inspect, plan ------------------------------------------------------------------------------------------ */
+
+static int model_inspect(int argc, char **argv)
+{
+    static const dm_opt t[] = { { "all", 'a', DM_OPT_FLAG, offsetof(model_opts, all), .def = "0", .help = "one line per tensor" }, JSON, HELP };
+    model_opts o;
+    dm_opt_result res;
+    int status;
+    if (parse("model inspect [OPTIONS] DIR", "Checks a model directory against its configuration and lists its tensors.", t, DM_COUNT(t), &o, argc, argv, &res, 1, 1, &status)) return status;
+    dm_model *m = NULL;
+    dm_buf b = { 0 };
+    dm_err e = { 0 };
+    int rc = dm_model_open(&m, res.args[0], &e);
+    if (rc == 0) rc = dm_model_inspect(m, o.all, o.json, &b, &e);
+    if (rc == 0) out_write(b.p, b.n);
+    dm_buf_free(&b);
+    dm_model_close(m);
+    dm_free(res.args);
+    return rc < 0 ? cmd_fail(rc, &e) : 0;
+}
+
+static void plan_text(const dm_plan *p)
+{
+    char a[24], b[24], c[24], d[24];
+    out_printf("weights      %s in %lld tensors (experts %s, attention %s, other %s)\n", dm_bytes_text(a, sizeof a, (uint64_t)p->weight_bytes), (long long)p->weight_tensors,
+               dm_bytes_text(b, sizeof b, (uint64_t)p->weight_bytes_expert), dm_bytes_text(c, sizeof c, (uint64_t)p->weight_bytes_attn), dm_bytes_text(d, sizeof d, (uint64_t)p->weight_bytes_other));
+    out_printf("KV           %.1f bytes per token; a block of %d tokens has %s\n", p->kv_bytes_per_token, DM_BLOCK_TOKENS, dm_bytes_text(a, sizeof a, (uint64_t)p->block_bytes));
+    out_printf("KV at most   %s packed (%s as bf16)\n", dm_bytes_text(a, sizeof a, (uint64_t)p->kv_bytes_at_max), dm_bytes_text(b, sizeof b, (uint64_t)p->kv_bytes_bf16_at_max));
+    out_printf("per sequence %s awake beside its blocks; a stored state has %s at most\n", dm_bytes_text(a, sizeof a, (uint64_t)p->window_bytes), dm_bytes_text(b, sizeof b, (uint64_t)p->state_bytes_max));
+    out_printf("scratch      %s\n", dm_bytes_text(a, sizeof a, (uint64_t)p->scratch_bytes));
+    if (p->ctx_tokens_fit >= 0) out_printf("context      %lld tokens fit beside the weights\n", (long long)p->ctx_tokens_fit);
+}
+
+static void plan_json(const dm_plan *p)
+{
+    json_t *v = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I}", "weight_bytes", (json_int_t)p->weight_bytes, "weight_tensors", (json_int_t)p->weight_tensors,
+                          "weight_bytes_expert", (json_int_t)p->weight_bytes_expert, "weight_bytes_attn", (json_int_t)p->weight_bytes_attn, "weight_bytes_other",
+                          (json_int_t)p->weight_bytes_other, "block_bytes", (json_int_t)p->block_bytes, "kv_bytes_at_max", (json_int_t)p->kv_bytes_at_max,
+                          "kv_bytes_bf16_at_max", (json_int_t)p->kv_bytes_bf16_at_max, "state_bytes_max", (json_int_t)p->state_bytes_max, "window_bytes",
+                          (json_int_t)p->window_bytes, "scratch_bytes", (json_int_t)p->scratch_bytes, "kv_bytes_per_token", p->kv_bytes_per_token, "ctx_tokens_fit",
+                          (json_int_t)p->ctx_tokens_fit);
+    if (v) out_json(v);
+    json_decref(v);
+}
+
+static int model_plan(int argc, char **argv)
+{
+    static const dm_opt t[] = { { "mem", 0, DM_OPT_BYTES, offsetof(model_opts, mem), .def = "0", .help = "memory of the machine: how much context fits" }, JSON, HELP };
+    model_opts o;
+    dm_opt_result res;
+    int status;
+    if (parse("model plan [OPTIONS] DIR|config.json", "Says what a model needs, from its config.json alone.", t, DM_COUNT(t), &o, argc, argv, &res, 1, 1, &status)) return status;
+    dm_config c;
+    dm_plan p;
+    dm_err e = { 0 };
+    int rc = dm_config_read(&c, res.args[0], &e);
+    if (rc == 0) rc = dm_model_plan(&c, o.mem, &p, &e);
+    if (rc == 0 && o.json) plan_json(&p);
+    else if (rc == 0) plan_text(&p);
+    dm_free(res.args);
+    return rc < 0 ? cmd_fail(rc, &e) : 0;
+}
+
+/* ---- verify -------------------------------------------------------------------------------------------------- */
+
+static int verify_file(const char *dir, const char *file, const dm_verify_opts *vo)
+{
+    dm_verify_report r = { 0 };
+    dm_err e = { 0 };
+    int rc = dm_model_verify(dir, file, vo, &r, progress, NULL, &e);
+    if (rc == 0) out_printf("same    %s  %s\n", file, r.summary);
+    else if (rc == DM_EMISMATCH) out_printf("DIFFER  %s  %s  first: %s\n", file, r.summary, r.first);
+    else out_printf("ERROR   %s  %s\n", file, e.text[0] ? e.text : dm_err_text(rc));
+    return rc;
+}
+
+static int model_verify(int argc, char **argv)
+{
+    static const dm_opt t[] = {
+        { "vectors", 0, DM_OPT_STR, offsetof(model_opts, vectors), .metavar = "FILE", .help = "a file of vectors; more may follow as arguments" },
+        { "numerics", 0, DM_OPT_ENUM, offsetof(model_opts, numerics), .def = "exact", .choices = "exact|plain|fast", .help = "numeric path" },
+        { "chunk", 0, DM_OPT_INT, offsetof(model_opts, chunk), .def = "0", .min = 0, .max = 1 << 20, .help = "rows per step; 0: whole" },
+        { "threads", 0, DM_OPT_INT, offsetof(model_opts, threads), .def = "0", .min = 0, .max = 1024, .help = "0: one per core" },
+        { "isa", 0, DM_OPT_STR, offsetof(model_opts, isa), .metavar = "NAME", .help = "instruction set; default: the best there is" }, HELP };
+    static const char usage[] = "model verify [OPTIONS] DIR --vectors FILE…";
+    model_opts o;
+    dm_opt_result res;
+    int status;
+    if (parse(usage, "Compares a model directory with recorded vectors, a line per file; exit status 1 when one differs.", t, DM_COUNT(t), &o, argc, argv, &res, 1, 1 << 20, &status)) return status;
+    if (!o.vectors && res.nargs < 2) {
+        dm_free(res.args);
+        return cmd_usage(usage, "no file of vectors");
+    }
+    signals_catch();
+    dm_verify_opts vo = { .numerics = numerics_of(o.numerics), .threads = (int)o.threads, .isa = o.isa, .chunk = (int)o.chunk };
+    int worst = o.vectors ? verify_file(res.args[0], o.vectors, &vo) : 0;
+    for (int i = 1; i < res.nargs && worst != DM_ECANCELED; i++) {
+        int rc = verify_file(res.args[0], res.args[i], &vo);
+        if (rc < 0) worst = rc;
+    }
+    dm_free(res.args);
+    return worst == DM_ECANCELED ? dm_exit_code(worst) : worst < 0 ? 1 : 0;
+}
+
+/* ---- synth ------------------------------------------------------------------------------------------------------- */
+
+static int model_synth(int argc, char **argv)
+{
+    static const dm_opt t[] = { { "seed", 0, DM_OPT_INT, offsetof(model_opts, seed), .def = "1", .help = "seed of the numbers" },
+                                { "layers", 0, DM_OPT_INT, offsetof(model_opts, layers), .def = "0", .min = 0, .max = DM_LAYERS_MAX, .help = "only so many layers; 0: all" }, HELP };
+    model_opts o;
+    dm_opt_result res;
+    int status;
+    if (parse("model synth [OPTIONS] CONFIG OUT", "Writes a random checkpoint for a config.json into the directory OUT.", t, DM_COUNT(t), &o, argc, argv, &res, 2, 2, &status)) return status;
+    dm_err e = { 0 };
+    signals_catch();
+    int rc = dm_model_synth(res.args[0], res.args[1], (uint64_t)o.seed, (int)o.layers, progress, NULL, &e);
+    dm_free(res.args);
+    return rc < 0 ? cmd_fail(rc, &e) : 0;
+}
+
+/* ---- tokenize, render ----------------------------------------------------------------------------------------------- */
+
+static int print_ids(const dm_ids *ids)
+{
+    dm_buf b = { 0 };
+    int rc = 0;
+    for (size_t i = 0; i < ids->n && rc == 0; i++) rc = dm_buf_printf(&b, "%s%d", i ? " " : "", ids->p[i]);
+    if (rc == 0) rc = dm_buf_byte(&b, '\n');
+    if (rc == 0) rc = out_write(b.p, b.n);
+    dm_buf_free(&b);
+    return rc;
+}
+
+/* A file, or standard input for "-". */
+static int read_input(const char *arg, dm_buf *out, dm_err *e)
+{
+    return !strcmp(arg, "-") ? read_stdin((size_t)1 << 30, out, e) : dm_file_read(arg, (size_t)1 << 30, out, e);
+}
+
+static int model_tokenize(int argc, char **argv)
+{
+    static const dm_opt t[] = { { "special", 0, DM_OPT_FLAG, offsetof(model_opts, special), .def = "1", .help = "recognise added tokens in the text (--no-special: do not)" }, HELP };
+    model_opts o;
+    dm_opt_result res;
+    int status;
+    if (parse("model tokenize [OPTIONS] DIR [TEXT|-]", "Prints the token ids of a text.", t, DM_COUNT(t), &o, argc, argv, &res, 1, 2, &status)) return status;
+    dm_tok *tok = NULL;
+    dm_buf text = { 0 };
+    dm_ids ids = { 0 };
+    dm_err e = { 0 };
+    bool from_stdin = res.nargs == 1 || !strcmp(res.args[1], "-");
+    int rc = dm_tok_open(&tok, res.args[0], &e);
+    if (rc == 0) rc = from_stdin ? read_stdin((size_t)1 << 30, &text, &e) : dm_buf_str(&text, res.args[1]);
+    if (rc == 0) rc = dm_tok_encode(tok, dm_buf_cstr(&text), text.n, o.special, &ids, &e);
+    if (rc >= 0) rc = print_ids(&ids);
+    dm_ids_free(&ids);
+    dm_buf_free(&text);
+    dm_tok_close(tok);
+    dm_free(res.args);
+    return rc < 0 ? cmd_fail(rc, &e) : 0;
+}
+
+static dm_effort effort_of(const char *s)
+{
+    return !strcmp(s, "max") ? DM_EFFORT_MAX : !strcmp(s, "high") ? DM_EFFORT_HIGH : !strcmp(s, "low") ? DM_EFFORT_LOW : DM_EFFORT_NONE;
+}
+
+static int render(const model_opts *o, const char *dir, const char *file, dm_err *e)
+{
+    dm_chat_opts co = { .mode = !strcmp(o->mode, "thinking") ? DM_THINKING : DM_CHAT, .drop_thinking = !o->keep_thinking, .effort = effort_of(o->effort),
+                        .revision = !strcmp(o->revision, "0731") ? DM_REV_0731 : DM_REV_APRIL };
+    dm_buf text = { 0 };
+    dm_prompt p = { 0 };
+    dm_tok *tok = NULL;
+    dm_ids ids = { 0 };
+    int rc = read_input(file, &text, e);
+    if (rc == 0) rc = dm_chat_render(dm_buf_cstr(&text), text.n, &co, &p, e);
+    if (rc == 0 && !o->ids) rc = out_write(p.text.p, p.text.n);
+    if (rc == 0 && o->ids) {
+        rc = dm_tok_open(&tok, dir, e);
+        if (rc == 0) rc = dm_prompt_encode(tok, &p, &ids, e);
+        if (rc >= 0) rc = print_ids(&ids);
+    }
+    dm_ids_free(&ids);
+    dm_tok_close(tok);
+    dm_prompt_free(&p);
+    dm_buf_free(&text);
+    return rc;
+}
+
+static int model_render(int argc, char **argv)
+{
+    static const dm_opt t[] = {
+        { "mode", 0, DM_OPT_ENUM, offsetof(model_opts, mode), .def = "chat", .choices = "chat|thinking", .help = "how the reply begins" },
+        { "effort", 0, DM_OPT_ENUM, offsetof(model_opts, effort), .def = "none", .choices = "none|low|high|max", .help = "reasoning effort" },
+        { "keep-thinking", 0, DM_OPT_FLAG, offsetof(model_opts, keep_thinking), .def = "0", .help = "old reasoning stays" },
+        { "revision", 0, DM_OPT_ENUM, offsetof(model_opts, revision), .def = "april", .choices = "april|0731", .help = "of the encoder's texts" },
+        { "ids", 0, DM_OPT_FLAG, offsetof(model_opts, ids), .def = "0", .help = "token ids instead of text" }, HELP };
+    model_opts o;
+    dm_opt_result res;
+    int status;
+    if (parse("model render [OPTIONS] DIR FILE|-", "Prints the prompt of a JSON array of messages.", t, DM_COUNT(t), &o, argc, argv, &res, 2, 2, &status)) return status;
+    dm_err e = { 0 };
+    int rc = render(&o, res.args[0], res.args[1], &e);
+    dm_free(res.args);
+    return rc < 0 ? cmd_fail(rc, &e) : 0;
+}
+
+int cmd_model(int argc, char **argv)
+{
+    static const cmd table[] = {
+        { "inspect", "DIR", "check a model directory and list its tensors", model_inspect },
+        { "plan", "DIR|config.json", "what a model needs", model_plan },
+        { "verify", "DIR --vectors FILE…", "compare with recorded vectors", model_verify },
+        { "synth", "CONFIG OUT", "write a random checkpoint", model_synth },
+        { "tokenize", "DIR [TEXT|-]", "token ids of a text", model_tokenize },
+        { "render", "DIR FILE|-", "the prompt of a list of messages", model_render },
+    };
+    return cmd_dispatch(table, DM_COUNT(table), "model", argc, argv);
+}

@@ -1,0 +1,287 @@
+/* cmd_setup.c — finds and opens what a session needs.
+ *
+ * Order: the sandbox's launcher first, while this process is small and has one thread; then weights, tokenizer,
+ * the numeric path and its threads; then the store and the journal; the host last.  Closing is the reverse. */
+#include "agent/cmd_int.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LAYOUT_VERSION 1 /* of blocks and states: part of the store's root */
+#define AGENT_FORMAT 1
+
+static const char product_system[] =
+    "You are Dormouse, a coding agent. Use the tools to work on the files in the workspace. Paths are relative to the workspace. "
+    "Look before you change things, and say briefly what you did.";
+
+/* ---- where things are ------------------------------------------------------------------------------- */
+
+char *setup_state_dir(const char *option)
+{
+    if (option && *option) return dm_strdup(option);
+    const char *xdg = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    if (xdg && *xdg == '/') return dm_path_join(xdg, "dormouse");
+    return dm_path_join(home && *home ? home : "/tmp", ".local/state/dormouse");
+}
+
+static bool is_model(const char *dir)
+{
+    char *file = dm_path_join(dir, "config.json");
+    bool there = file && dm_path_exists(file);
+    dm_free(file);
+    return there;
+}
+
+/* dir/tail if there is a model, else NULL. */
+static char *model_at(const char *dir, const char *tail)
+{
+    char *path = dm_path_join(dir, tail);
+    if (path && is_model(path)) return path;
+    dm_free(path);
+    return NULL;
+}
+
+int setup_model_dir(const char *option, char **out, dm_err *e)
+{
+    if (option && *option) {
+        *out = dm_strdup(option);
+        return *out ? 0 : dm_err_set(e, DM_ENOMEM, "model", "out of memory");
+    }
+    char exe[4096];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    *out = NULL;
+    exe[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(exe, '/');
+    if (slash) {
+        *slash = 0;
+        *out = model_at(exe, "../share/dormouse/models/tiny");
+    }
+    while (!*out && (slash = strrchr(exe, '/')) != NULL) { /* a build folder inside a source tree */
+        *out = model_at(exe, "examples/models/tiny");
+        *slash = 0;
+    }
+    return *out ? 0 : dm_err_set(e, DM_EMODEL, "model", "no model found; give one with --model DIR or DORMOUSE_MODEL");
+}
+
+static int real_dir(const char *path, char **out, dm_err *e)
+{
+    char *real = realpath(path, NULL);
+    struct stat st;
+    if (!real || stat(real, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        free(real);
+        return dm_err_set(e, DM_ENOENT, "workspace", "no such directory: %s", path);
+    }
+    *out = dm_strdup(real);
+    free(real);
+    return *out ? 0 : dm_err_set(e, DM_ENOMEM, "workspace", "out of memory");
+}
+
+static int find_dirs(setup *s, dm_err *e)
+{
+    char *state = setup_state_dir(s->o->state_dir);
+    int rc = state ? dm_mkdirs(state, 0700, e) : dm_err_set(e, DM_ENOMEM, "state", "out of memory");
+    if (rc == 0) rc = real_dir(state, &s->state_dir, e); /* absolute: the sandbox hides it by this name */
+    dm_free(state);
+    if (rc == 0) rc = setup_model_dir(s->o->model, &s->model_dir, e);
+    if (rc == 0 && s->o->workspace) rc = real_dir(s->o->workspace, &s->workspace, e);
+    return rc;
+}
+
+/* ---- agent.json ------------------------------------------------------------------------------------------ */
+
+static int read_agent(setup *s, dm_err *e)
+{
+    char *path = dm_path_join(s->model_dir, "agent.json");
+    if (!path) return dm_err_set(e, DM_ENOMEM, "model", "out of memory");
+    dm_buf text = { 0 };
+    int rc = dm_path_exists(path) ? dm_file_read(path, 1 << 20, &text, e) : DM_ENOENT;
+    if (rc == 0) {
+        json_error_t err;
+        s->agent = json_loadb((const char *)text.p, text.n, JSON_REJECT_DUPLICATES, &err);
+        if (!json_is_object(s->agent)) rc = dm_err_set(e, DM_EMODEL, "model", "%s is not a JSON object (line %d: %s)", path, err.line, err.text);
+        else if (!json_is_integer(json_object_get(s->agent, "format")) || json_integer_value(json_object_get(s->agent, "format")) > AGENT_FORMAT)
+            rc = dm_err_set(e, DM_EVERSION, "model", "%s has another format than %d", path, AGENT_FORMAT);
+        else if (json_object_get(s->agent, "tools") && !json_is_array(json_object_get(s->agent, "tools")))
+            rc = dm_err_set(e, DM_EMODEL, "model", "%s: \"tools\" is not an array", path);
+    }
+    if (rc == DM_ENOENT) rc = 0; /* the product's own text and all built-ins */
+    dm_buf_free(&text);
+    dm_free(path);
+    return rc;
+}
+
+static dm_sample_params sampling(const json_t *agent)
+{
+    const json_t *o = json_object_get(agent, "sampling"), *v;
+    dm_sample_params p = { .temperature = agent ? 0 : 1.0, .top_p = 1 };
+    if ((v = json_object_get(o, "temperature"))) p.temperature = json_number_value(v);
+    if ((v = json_object_get(o, "top_p"))) p.top_p = json_number_value(v);
+    if ((v = json_object_get(o, "min_p"))) p.min_p = json_number_value(v);
+    if ((v = json_object_get(o, "top_k"))) p.top_k = (int)json_integer_value(v);
+    if ((v = json_object_get(o, "seed"))) p.seed = (uint64_t)json_integer_value(v);
+    else dm_random(&p.seed, sizeof p.seed), p.seed >>= 1; /* journaled as a signed number */
+    return p;
+}
+
+/* ---- opening ------------------------------------------------------------------------------------------------ */
+
+static bool loading(void *ctx, const char *what, int64_t done, int64_t total)
+{
+    (void)ctx;
+    if (err_is_terminal() && total > ((int64_t)1 << 30)) err_printf("\r%s: %lld%%%s", what, (long long)(done * 100 / total), done >= total ? "\n" : "");
+    return signals_caught() == 0;
+}
+
+static int open_sandbox(setup *s, dm_err *e)
+{
+    const char *hide[] = { s->state_dir, NULL };
+    dm_sandbox_opts o = { .hide = hide };
+    o.level = !strcmp(s->o->sandbox, "none") ? DM_SANDBOX_NONE : !strcmp(s->o->sandbox, "partial") ? DM_SANDBOX_PARTIAL : DM_SANDBOX_FULL;
+    return dm_sandbox_start(&s->sandbox, &o, e);
+}
+
+static int open_model(setup *s, dm_err *e)
+{
+    char *cache = dm_path_join(s->state_dir, "models");
+    if (!cache) return dm_err_set(e, DM_ENOMEM, "model", "out of memory");
+    int rc = dm_mkdirs(cache, 0700, e);
+    if (rc == 0) rc = dm_model_open(&s->model, s->model_dir, e);
+    if (rc == 0) rc = dm_tok_open(&s->tok, s->model_dir, e);
+    if (rc == 0) rc = dm_model_fingerprint(s->model, cache, &s->weights, loading, NULL, e);
+    dm_free(cache);
+    return rc;
+}
+
+static int open_engine(setup *s, dm_err *e)
+{
+    dm_forward_opts fo = { .threads = (int)s->o->threads, .isa = s->o->isa, .ctx_tokens_max = s->o->ctx_tokens };
+    fo.numerics = !strcmp(s->o->numerics, "exact") ? DM_NUM_EXACT : !strcmp(s->o->numerics, "plain") ? DM_NUM_PLAIN : DM_NUM_FAST;
+    int rc = dm_forward_create(&s->forward, s->model, &fo, e);
+    dm_engine_opts eo = { 0 };
+    return rc < 0 ? rc : dm_engine_create(&s->engine, s->forward, &eo, e);
+}
+
+/* Everything that must agree for stored bytes to be usable (C2). */
+static void make_root(setup *s)
+{
+    dm_hash tokenizer;
+    int64_t numbers[3] = { LAYOUT_VERSION, DM_BLOCK_TOKENS, (int64_t)s->forward->block_bytes };
+    dm_blake2b h;
+    dm_tok_hash(s->tok, &tokenizer);
+    dm_blake2b_init(&h);
+    dm_blake2b_add(&h, s->weights.b, sizeof s->weights.b);
+    dm_blake2b_add(&h, tokenizer.b, sizeof tokenizer.b);
+    dm_blake2b_add(&h, numbers, sizeof numbers);
+    dm_blake2b_add(&h, s->forward->numerics_id, strlen(s->forward->numerics_id) + 1);
+    dm_blake2b_add(&h, s->o->kv_salt, strlen(s->o->kv_salt));
+    dm_blake2b_end(&h, &s->root);
+}
+
+/* A store that cannot be used is set aside: it is a cache, and what was in it is computed again. */
+static void set_aside(const char *dir)
+{
+    static const char *const files[] = { "data.mdb", "lock.mdb" };
+    for (size_t i = 0; i < DM_COUNT(files); i++) {
+        char *from = dm_path_join(dir, files[i]), *to = from ? dm_malloc(strlen(from) + 5) : NULL;
+        if (to) {
+            snprintf(to, strlen(from) + 5, "%s.bad", from);
+            rename(from, to);
+        }
+        dm_free(from);
+        dm_free(to);
+    }
+}
+
+static int open_kv(setup *s, dm_err *e)
+{
+    char name[17], *all = dm_path_join(s->state_dir, "kv"), *dir = NULL;
+    make_root(s);
+    if (!s->o->kv) {
+        dm_free(all);
+        return 0;
+    }
+    dm_hex(name, s->root.b, 8);
+    if (!all || !(dir = dm_path_join(all, name))) {
+        dm_free(all);
+        return dm_err_set(e, DM_ENOMEM, "kv", "out of memory");
+    }
+    dm_kv_opts o = { .dir = dir, .root = s->root, .block_bytes = s->forward->block_bytes, .disk_bytes_max = s->o->kv_bytes, .ram_bytes_max = s->o->ram_bytes };
+    dm_err err = { 0 };
+    int rc = dm_mkdirs(dir, 0700, &err);
+    if (rc == 0) rc = dm_kv_open(&s->kv, &o, &err);
+    if (rc == DM_ESTORE || rc == DM_ECORRUPT || rc == DM_EFOREIGN) {
+        dm_log(DM_LOG_WARN, "the stored KV is set aside, and what is needed is computed again: %s", err.text);
+        set_aside(dir);
+        memset(&err, 0, sizeof err);
+        rc = dm_kv_open(&s->kv, &o, &err);
+    }
+    if (rc < 0) {
+        dm_log(DM_LOG_WARN, "going on without stored KV: %s", err.text[0] ? err.text : dm_err_text(rc));
+        s->kv = NULL;
+    }
+    dm_free(dir);
+    dm_free(all);
+    return 0; /* a cache that is missing costs time only */
+}
+
+static int open_host(setup *s, dm_err *e)
+{
+    const char *name = strrchr(s->model_dir, '/');
+    const char *system = json_string_value(json_object_get(s->agent, "system"));
+    const char *mode = json_string_value(json_object_get(s->agent, "mode"));
+    dm_host_opts o = {
+        .loop = &s->loop, .engine = s->engine, .forward = s->forward, .tok = s->tok, .kv = s->kv, .kv_root = s->root, .journal = s->journal,
+        .sandbox = s->sandbox, .model_name = name && name[1] ? name + 1 : s->model_dir, .state_dir = s->state_dir, .weights = s->weights,
+        .system = system ? system : product_system, .tools = json_object_get(s->agent, "tools"),
+        .mode = mode && !strcmp(mode, "chat") ? DM_CHAT : DM_THINKING, .sampling = sampling(s->agent), .keep_awake = !strcmp(s->o->sleep, "never"),
+    };
+    return dm_host_create(&s->host, &o, e);
+}
+
+static int stopped(dm_err *e) { return signals_caught() ? dm_err_set(e, DM_ECANCELED, "start", "interrupted") : 0; }
+
+int setup_open(setup *s, const setup_opts *o, dm_err *e)
+{
+    *s = (setup){ .o = o };
+    int rc = find_dirs(s, e);
+    if (rc == 0) rc = open_sandbox(s, e);
+    if (rc == 0) rc = stopped(e);
+    if (rc == 0) rc = dm_journal_open(&s->journal, s->state_dir, false, e);
+    if (rc == 0) rc = open_model(s, e);
+    if (rc == 0) rc = read_agent(s, e);
+    if (rc == 0) rc = stopped(e);
+    if (rc == 0) rc = open_engine(s, e);
+    if (rc == 0) rc = open_kv(s, e);
+    if (rc == 0) rc = uv_loop_init(&s->loop) == 0 ? 0 : dm_err_set(e, DM_EIO, "loop", "the event loop cannot be made");
+    s->loop_open = rc == 0;
+    if (rc == 0) rc = open_host(s, e);
+    if (rc == 0) rc = stopped(e);
+    return rc;
+}
+
+void setup_close(setup *s)
+{
+    if (s->loop_open) uv_run(&s->loop, UV_RUN_DEFAULT);
+    dm_host_destroy(s->host);
+    if (s->loop_open) uv_loop_close(&s->loop);
+    dm_engine_destroy(s->engine);
+    dm_kv_close(s->kv);
+    dm_forward_destroy(s->forward);
+    dm_tok_close(s->tok);
+    dm_model_close(s->model);
+    dm_journal_close(s->journal);
+    dm_sandbox_stop(s->sandbox);
+    json_decref(s->agent);
+    dm_free(s->state_dir);
+    dm_free(s->model_dir);
+    dm_free(s->workspace);
+    memset(s, 0, sizeof *s);
+}
+
+void setup_session_opts(const setup *s, dm_session_opts *out)
+{
+    *out = (dm_session_opts){ .workspace = s->workspace, .max_turns = s->o->max_turns, .max_tokens = s->o->max_tokens, .yes = s->o->yes, .ask = s->o->ask };
+}
