@@ -62,7 +62,7 @@ static void lay_out(fwd *f, carve *a) {
     f->scores = take(a, R, sizeof *f->scores);
     f->z = take(a, R * (size_t)c->o_groups * (size_t)c->o_lora_rank, F);
     f->y = take(a, R * D, F);
-    f->wide = take(a, (size_t)f->wide_cap, KERN_ROW_F32_BYTES);
+    f->wide = take(a, (size_t)(f->wide_cap + f->entries_cap), KERN_ROW_F32_BYTES);
     f->widen = take(a, R, sizeof *f->widen);
     f->router = take(a, R * E, real);
     f->route_id = take(a, R * k, sizeof(int32_t));
@@ -97,7 +97,11 @@ static void count_sizes(fwd *f) {
     f->keys_max = FWD_WINDOW + (int)(entries128 > f->topk_max ? entries128 : f->topk_max);
     f->score_cap = R * entries4 < SCORE_FLOATS ? R * entries4 : SCORE_FLOATS;
     if (f->score_cap < entries4) f->score_cap = entries4;
-    f->wide_cap = f->round ? R + (FWD_WINDOW - 1) * (R / FWD_WIDEN_ROWS) : 0;
+    if (f->round && R >= FWD_WIDEN_ROWS) {
+        f->wide_cap = R + (FWD_WINDOW - 1) * (R / FWD_WIDEN_ROWS);
+        f->entries_cap = c4 ? entries4 : entries128;
+        if (f->entries_cap > FWD_WIDEN_ENTRIES) f->entries_cap = FWD_WIDEN_ENTRIES;
+    }
     f->in_max = max_int(KERN_HC * c->hidden_size, max_int(c->q_lora_rank, c->moe_intermediate_size));
     f->in_max = max_int(f->in_max, max_int(c->num_attention_heads * KERN_HEAD_DIM / c->o_groups, c->o_groups * c->o_lora_rank));
     f->groups_cap = max_int(2 * c->n_routed_experts + 2, max_int(4 * (int)R + 16, c->o_groups + 1));

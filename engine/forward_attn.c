@@ -5,7 +5,7 @@
  *   expand    q latent → queries, index queries
  *   finish    query norm and rope; index queries; entries → block memory; window keys widened for long runs
  *   select    index scores and the best entries of each row (c4, only where not everything is selected anyway)
- *   attend    scores, softmax, values, inverse rope
+ *   attend    entries widened for long runs; scores, softmax, values, inverse rope
  *   output    grouped wo_a, wo_b; the chunk's rows go into the window rings
  *
  * The query at t reads window rows t−127 … t: those of this step from kv_row, older ones from the ring, which is only
@@ -275,6 +275,29 @@ static void select_entries(fwd *f, const fwd_layer *l) {
 
 /* ---- attend -------------------------------------------------------------------------------------------------- */
 
+static void widen_entries(fwd *f, const void *arg, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    const fwd_widen *w = arg;
+    for (int64_t j = begin; j < end; j++) {
+        const void *row = seq_entry(w->run->seq, w->layer, j);
+        f->k->unpack(&(kern_unpack){.row = &row, .x = f->wide + (w->run->entries_at + j) * KERN_HEAD_DIM, .x_stride = KERN_HEAD_DIM, .rows = 1});
+    }
+}
+/* Long runs share their entries among many rows. */
+static void add_entry_widening(fwd *f, const fwd_layer *l) {
+    int64_t used = f->wide_cap, end = f->wide_cap + f->entries_cap;
+    for (int i = 0; i < f->nruns; i++) {
+        fwd_run *run = &f->runs[i];
+        int64_t n = visible(l, run->pos0 + run->n - 1);
+        run->entries_at = -1;
+        if (run->wide_at < 0 || n > end - used) continue;
+        run->entries_at = used;
+        used += n;
+        phase_add(f, widen_entries, &f->widen[i], n, 0, (double)n * KERN_HEAD_DIM);
+    }
+    phase_run(f);
+}
+
 /* Keys of row r in order: window, then compressed entries. Returns their number. */
 static int row_keys(const fwd *f, const fwd_layer *l, int r, const void **key, int *keys_f32) {
     const fwd_row *row = &f->row[r];
@@ -282,14 +305,15 @@ static int row_keys(const fwd *f, const fwd_layer *l, int r, const void **key, i
     int n = 0;
     for (int64_t u = row->pos > FWD_WINDOW - 1 ? row->pos - (FWD_WINDOW - 1) : 0; u <= row->pos; u++)
         key[n++] = run->wide_at >= 0 ? (const void *)(f->wide + (run->wide_at + (u - run->wide_pos0)) * KERN_HEAD_DIM) : window_row(f, l, run, u);
-    *keys_f32 = run->wide_at >= 0 ? n : 0;
+    int window = n;
     int64_t entries = visible(l, row->pos);
-    if (l->ratio == 4 && entries > f->c->index_topk) {
-        const int32_t *sel = f->sel + (int64_t)r * f->topk_max;
-        for (int i = 0; i < f->nsel[r]; i++) key[n++] = seq_entry(row->seq, l, sel[i]);
-    } else {
-        for (int64_t j = 0; j < entries; j++) key[n++] = seq_entry(row->seq, l, j);
+    bool chosen = l->ratio == 4 && entries > f->c->index_topk;
+    const int32_t *sel = f->sel + (int64_t)r * f->topk_max;
+    for (int64_t i = 0, count = chosen ? f->nsel[r] : entries; i < count; i++) {
+        int64_t j = chosen ? sel[i] : i;
+        key[n++] = run->entries_at >= 0 ? (const void *)(f->wide + (run->entries_at + j) * KERN_HEAD_DIM) : seq_entry(row->seq, l, j);
     }
+    *keys_f32 = run->wide_at < 0 ? 0 : run->entries_at < 0 ? window : n;
     if (!f->round) *keys_f32 = n;
     return n;
 }
@@ -314,6 +338,7 @@ static void attend(fwd *f, const fwd_layer *l) {
     int H = f->c->num_attention_heads, groups = (H + FWD_HEADS_TASK - 1) / FWD_HEADS_TASK;
     double cost = 0;
     for (int r = 0; r < f->rows; r++) cost += (double)(FWD_WINDOW + visible(l, f->row[r].pos)) * H * KERN_HEAD_DIM * 2;
+    add_entry_widening(f, l);
     phase_add(f, attend_heads, l, (int64_t)f->rows * groups, f->rows > 64 ? 0 : 1, cost);
     phase_run(f);
     trace_f32(f, FT_ATTN_O, l->number, f->q, H * KERN_HEAD_DIM, H * KERN_HEAD_DIM);

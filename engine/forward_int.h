@@ -27,7 +27,8 @@
 #define FWD_WINDOW 128        /* slots of a window ring; the query at t reads t−127 … t */
 #define FWD_PAIRS (KERN_ROPE_DIM / 2)
 #define FWD_HEADS_TASK 16     /* heads of one attention task */
-#define FWD_WIDEN_ROWS 16     /* runs at least this long get their keys widened once for all rows */
+#define FWD_WIDEN_ROWS 16     /* runs at least this long get their keys widened once for all rows … */
+#define FWD_WIDEN_ENTRIES 4096 /* … compressed ones as long as all runs of a step together have no more than this */
 #define FWD_LOGIT_ROWS 32     /* head rows computed at once */
 
 typedef struct fwd fwd;
@@ -75,6 +76,7 @@ typedef struct fwd_run {
     float *logits;
     int64_t wide_pos0;    /* first position of the widened window keys; wide_at < 0: not widened */
     int64_t wide_at;      /* row in fwd.wide */
+    int64_t entries_at;   /* row in fwd.wide of entry 0 of this layer; < 0: not widened */
 } fwd_run;
 
 /* ---- phases -------------------------------------------------------------------------------------- */
@@ -101,7 +103,7 @@ typedef struct fwd_fold {
     bool index;
     void *pooled;          /* real [entries finished by this run][dim] */
 } fwd_fold;
-typedef struct fwd_widen { const fwd_run *run; const fwd_layer *layer; } fwd_widen;
+typedef struct fwd_widen { const fwd_run *run; const fwd_layer *layer; } fwd_widen; /* keys of a run in a layer */
 typedef struct fwd_scores { const fwd_layer *layer; int row; float *score; } fwd_scores; /* [visible entries] */
 
 struct fwd {
@@ -151,8 +153,8 @@ struct fwd {
     float *score;          /* score_cap floats */
     int64_t score_cap;
     float *z, *y;          /* [G·ro], [D] */
-    float *wide;           /* widened window keys, wide_cap rows of 512 */
-    int64_t wide_cap;
+    float *wide;           /* widened keys: wide_cap rows of 512 for windows, then entries_cap for entries */
+    int64_t wide_cap, entries_cap;
     void *router;          /* real [E] */
     int32_t *route_id;     /* [k] ascending */
     void *route_w;         /* real [k] */

@@ -48,12 +48,17 @@ static void attention_scores(const kern_attention *p, const float *const *key, i
     }
 }
 
-/* s → p in place, rounded for the values; returns 1/Z's denominator. */
-static real attention_softmax(real *s, int keys, float sink, bool round) {
-    real m = s[0];
-    for (int i = 1; i < keys; i++) m = s[i] > m ? s[i] : m;
-    real lane[LANES] = {0};
+/* s → p in place, rounded for the values; returns Z. */
+INLINE real attention_softmax(real *s, int keys, float sink, bool round) {
+    real m = s[0], lane[LANES];
     int i = 0;
+    for (int l = 0; l < LANES; l++) lane[l] = m;
+    for (; i + LANES <= keys; i += LANES)
+        for (int l = 0; l < LANES; l++) lane[l] = s[i + l] > lane[l] ? s[i + l] : lane[l];
+    for (; i < keys; i++) m = s[i] > m ? s[i] : m;
+    for (int l = 0; l < LANES; l++) m = lane[l] > m ? lane[l] : m;
+    memset(lane, 0, sizeof lane);
+    i = 0;
     for (; i + LANES <= keys; i += LANES)
         for (int l = 0; l < LANES; l++) {
             real e = real_exp(s[i + l] - m);
@@ -66,6 +71,10 @@ static real attention_softmax(real *s, int keys, float sink, bool round) {
         s[i + l] = round ? (real)round_to(e, true) : e;
     }
     return lanes_sum(lane) + real_exp((real)sink - m);
+}
+
+INLINE void attention_result(const real *acc, real z, float *o, bool round) {
+    for (int d = 0; d < KERN_HEAD_DIM; d++) o[d] = round_to(acc[d] / z, round);
 }
 
 static void op_attention(const kern_attention *p) {
@@ -81,7 +90,7 @@ static void op_attention(const kern_attention *p) {
     }
     memset(acc, 0, (size_t)p->heads * KERN_HEAD_DIM * sizeof(real));
     real z[64]; /* denominators; heads are at most 64 per call (supports) */
-    for (int h = 0; h < p->heads; h++) z[h] = attention_softmax(s + (size_t)h * s_stride, p->keys, p->sink[h], p->round);
+    for (int h = 0; h < p->heads; h++) z[h] = BY_ROUND(p->round, attention_softmax, s + (size_t)h * s_stride, p->keys, p->sink[h]);
     for (int j = 0; j < p->keys; j += ATTN_TILE) {
         int n = p->keys - j < ATTN_TILE ? p->keys - j : ATTN_TILE;
         attention_keys(p, wide, false, j, n, key);
@@ -93,9 +102,7 @@ static void op_attention(const kern_attention *p) {
             axpy_tile(nx, pp, key, n, KERN_HEAD_DIM, aa);
         }
     }
-    for (int h = 0; h < p->heads; h++)
-        for (int d = 0; d < KERN_HEAD_DIM; d++)
-            p->o[(size_t)h * KERN_HEAD_DIM + (size_t)d] = round_to(acc[(size_t)h * KERN_HEAD_DIM + (size_t)d] / z[h], p->round);
+    for (int h = 0; h < p->heads; h++) BY_ROUND(p->round, attention_result, acc + (size_t)h * KERN_HEAD_DIM, z[h], p->o + (size_t)h * KERN_HEAD_DIM);
 }
 
 #endif

@@ -36,6 +36,13 @@ static void hc_split(const kern_hc_pre *p, const real *mix, real f, real *split)
     for (int i = 0; i < KERN_HC * KERN_HC; i++) split[8 + i] = c[i / KERN_HC][i % KERN_HC];
 }
 
+/* Sums start at +0: four times −0 gives +0. */
+INLINE void hc_mix(const float *restrict h, const real *split, float *restrict x, int dim, bool round) {
+    const float *h1 = h + dim, *h2 = h1 + dim, *h3 = h2 + dim;
+    const real zero = 0, a = split[0], b = split[1], c = split[2], d = split[3];
+    for (int i = 0; i < dim; i++)
+        x[i] = round_to((((zero + a * (real)h[i]) + b * (real)h1[i]) + c * (real)h2[i]) + d * (real)h3[i], round);
+}
 static void op_hc_pre(const kern_hc_pre *p) {
     int n = p->head ? KERN_HC : KERN_HC_MIX, dim = p->dim;
     for (int r = 0; r < p->rows; r++) {
@@ -45,30 +52,27 @@ static void op_hc_pre(const kern_hc_pre *p) {
         hc_split(p, (const real *)p->mix + (size_t)r * (size_t)n, f, split);
         if (p->split_f32)
             for (int i = 0; i < n; i++) p->split_f32[(size_t)r * (size_t)n + (size_t)i] = (float)split[i];
-        const float *h1 = h + dim, *h2 = h1 + dim, *h3 = h2 + dim;
-        float *x = p->x + r * p->x_stride;
-        const real zero = 0; /* sums start at +0: four times −0 gives +0 */
-        real a = split[0], b = split[1], c = split[2], d = split[3];
-        for (int i = 0; i < dim; i++)
-            x[i] = round_to((((zero + a * (real)h[i]) + b * (real)h1[i]) + c * (real)h2[i]) + d * (real)h3[i], p->round);
+        BY_ROUND(p->round, hc_mix, h, split, p->x + r * p->x_stride, dim);
     }
 }
 
-static void op_hc_post(const kern_hc_post *p) {
-    int dim = p->dim;
-    for (int r = 0; r < p->rows; r++) {
-        const real *split = (const real *)p->split + (size_t)r * KERN_HC_MIX, *post = split + KERN_HC, *c = post + KERN_HC;
-        float *restrict h0 = p->h + r * p->h_stride, *restrict h1 = h0 + dim, *restrict h2 = h1 + dim, *restrict h3 = h2 + dim;
-        const float *restrict y = p->y + r * p->y_stride;
-        const real zero = 0;
-        for (int i = 0; i < dim; i++) {
-            real s0 = h0[i], s1 = h1[i], s2 = h2[i], s3 = h3[i], v = y[i];
-            h0[i] = round_to(post[0] * v + ((((zero + c[0] * s0) + c[4] * s1) + c[8] * s2) + c[12] * s3), p->round);
-            h1[i] = round_to(post[1] * v + ((((zero + c[1] * s0) + c[5] * s1) + c[9] * s2) + c[13] * s3), p->round);
-            h2[i] = round_to(post[2] * v + ((((zero + c[2] * s0) + c[6] * s1) + c[10] * s2) + c[14] * s3), p->round);
-            h3[i] = round_to(post[3] * v + ((((zero + c[3] * s0) + c[7] * s1) + c[11] * s2) + c[15] * s3), p->round);
-        }
+INLINE void hc_spread(float *restrict h0, const float *restrict y, const real *split, int dim, bool round) {
+    float *restrict h1 = h0 + dim, *restrict h2 = h1 + dim, *restrict h3 = h2 + dim;
+    const real zero = 0;
+    real post[KERN_HC], c[KERN_HC * KERN_HC];
+    memcpy(post, split + KERN_HC, sizeof post);
+    memcpy(c, split + 2 * KERN_HC, sizeof c);
+    for (int i = 0; i < dim; i++) {
+        real s0 = h0[i], s1 = h1[i], s2 = h2[i], s3 = h3[i], v = y[i];
+        h0[i] = round_to(post[0] * v + ((((zero + c[0] * s0) + c[4] * s1) + c[8] * s2) + c[12] * s3), round);
+        h1[i] = round_to(post[1] * v + ((((zero + c[1] * s0) + c[5] * s1) + c[9] * s2) + c[13] * s3), round);
+        h2[i] = round_to(post[2] * v + ((((zero + c[2] * s0) + c[6] * s1) + c[10] * s2) + c[14] * s3), round);
+        h3[i] = round_to(post[3] * v + ((((zero + c[3] * s0) + c[7] * s1) + c[11] * s2) + c[15] * s3), round);
     }
+}
+static void op_hc_post(const kern_hc_post *p) {
+    for (int r = 0; r < p->rows; r++)
+        BY_ROUND(p->round, hc_spread, p->h + r * p->h_stride, p->y + r * p->y_stride, (const real *)p->split + (size_t)r * KERN_HC_MIX, p->dim);
 }
 
 #endif

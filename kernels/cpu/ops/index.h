@@ -33,6 +33,21 @@ static void index_dots(const kern_index_score *p, const float *const *key, int n
     }
 }
 
+/* Σ_h w_h·relu(dot); the tile's slots behind n hold the first key again and are left out. */
+INLINE void index_combine(const real *dots, const float *weight, int heads, int n, float *score, bool round) {
+    real sum[INDEX_TILE] = {0};
+    for (int h = 0; h < heads; h++) {
+        real w = weight[h];
+        const real *d = dots + (size_t)h * INDEX_TILE;
+        for (int i = 0; i < INDEX_TILE; i++) {
+            real v = round ? (real)bf16_round((float)d[i]) : d[i];
+            v = v > 0 ? v : (real)0;
+            sum[i] += round ? (real)bf16_round((float)(v * w)) : v * w;
+        }
+    }
+    for (int i = 0; i < n; i++) score[i] = round_to(sum[i], round);
+}
+
 static void op_index_score(const kern_index_score *p) {
     float *wide = p->work;
     real *dots = (real *)(wide + INDEX_TILE * KERN_INDEX_DIM);
@@ -47,18 +62,8 @@ static void op_index_score(const kern_index_score *p) {
                 if (i < n) unpack_key((const uint8_t *)p->seg[seg] + at * KERN_KEY_FP4_BYTES, wide + i * KERN_INDEX_DIM);
             }
         }
-        index_dots(p, key, n, dots);
-        real sum[INDEX_TILE] = {0};
-        for (int h = 0; h < p->heads; h++) {
-            real w = p->w[h];
-            const real *d = dots + (size_t)h * INDEX_TILE;
-            for (int i = 0; i < INDEX_TILE; i++) {
-                real v = p->round ? (real)round_to(d[i], true) : d[i];
-                v = v > 0 ? v : (real)0;
-                sum[i] += p->round ? (real)round_to(v * w, true) : v * w;
-            }
-        }
-        for (int i = 0; i < n; i++) p->score[j0 + i] = round_to(sum[i], p->round);
+        index_dots(p, key, INDEX_TILE, dots);
+        BY_ROUND(p->round, index_combine, dots, p->w, p->heads, n, p->score + j0);
     }
 }
 

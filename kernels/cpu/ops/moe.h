@@ -43,24 +43,30 @@ static void op_route(const kern_route *p) {
     }
 }
 
-static void op_swiglu(const kern_swiglu *p) {
-    real lim = (real)p->limit, w = p->weight ? *(const real *)p->weight : (real)1;
-    for (int i = 0; i < p->dim; i++) {
-        real g = p->g[i], u = p->u[i];
+INLINE void swiglu_row(const float *gate, const float *up, float *a, int dim, real lim, real w, bool round) {
+    for (int i = 0; i < dim; i++) {
+        real g = gate[i], u = up[i];
         g = g > lim ? lim : g;
-        u = u > lim ? lim : u < -lim ? -lim : u;
-        p->a[i] = round_to(g * sigmoid(g) * u * w, p->round);
+        u = u > lim ? lim : u;
+        u = u < -lim ? -lim : u;
+        a[i] = round_to(g * sigmoid(g) * u * w, round);
     }
+}
+static void op_swiglu(const kern_swiglu *p) {
+    BY_ROUND(p->round, swiglu_row, p->g, p->u, p->a, p->dim, (real)p->limit, p->weight ? *(const real *)p->weight : (real)1);
     if (p->round)
         for (int i = 0; i < p->dim; i += 128) quant_block(p->a + i, p->a + i, 128);
 }
 
-static void op_sum(const kern_sum *p) {
-    for (int i = 0; i < p->dim; i++) {
-        real v = 0;
-        for (int j = 0; j < p->parts; j++) v += (real)p->part[j][i];
-        p->y[i] = round_to(v, p->round);
+/* In strips of LANES, so that the strip's sums stay in registers. */
+INLINE void sum_parts(const float *const *part, int parts, float *y, int dim, bool round) {
+    for (int i = 0; i < dim; i += LANES) {
+        real v[LANES] = {0};
+        for (int j = 0; j < parts; j++)
+            for (int l = 0; l < LANES; l++) v[l] += (real)part[j][i + l];
+        for (int l = 0; l < LANES; l++) y[i + l] = round_to(v[l], round);
     }
 }
+static void op_sum(const kern_sum *p) { BY_ROUND(p->round, sum_parts, p->part, p->parts, p->y, p->dim); }
 
 #endif

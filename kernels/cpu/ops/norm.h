@@ -2,9 +2,12 @@
 #ifndef KERN_NORM_H
 #define KERN_NORM_H
 
-INLINE void rmsnorm_row(const float *x, const uint16_t *weight, float *y, int dim, double eps, bool round) {
-    real f = (real)1 / real_sqrt(square_sum(x, dim) / (real)dim + (real)eps);
+INLINE void rmsnorm_scale(const float *x, const uint16_t *weight, real f, float *y, int dim, bool round) {
     for (int i = 0; i < dim; i++) y[i] = round_to((real)x[i] * f * (real)bf16_float(weight[i]), round);
+}
+static void rmsnorm_row(const float *x, const uint16_t *weight, float *y, int dim, double eps, bool round) {
+    real f = (real)1 / real_sqrt(square_sum(x, dim) / (real)dim + (real)eps);
+    BY_ROUND(round, rmsnorm_scale, x, weight, f, y, dim);
 }
 static void op_rmsnorm(const kern_rmsnorm *p) {
     for (int r = 0; r < p->rows; r++)
@@ -12,13 +15,15 @@ static void op_rmsnorm(const kern_rmsnorm *p) {
 }
 
 /* Interleaved pairs; the last 64 of dim. */
-INLINE void rope_vector(float *x, int dim, const float *cs, const float *sn, real sign, bool round) {
-    float *v = x + dim - KERN_ROPE_DIM;
+INLINE void rope_pairs(float *v, const float *cs, const float *sn, real sign, bool round) {
     for (int i = 0; i < KERN_ROPE_DIM / 2; i++) {
         real a = v[2 * i], b = v[2 * i + 1], c = cs[i], s = sign * (real)sn[i];
         v[2 * i] = round_to(a * c - b * s, round);
         v[2 * i + 1] = round_to(a * s + b * c, round);
     }
+}
+static void rope_vector(float *x, int dim, const float *cs, const float *sn, real sign, bool round) {
+    BY_ROUND(round, rope_pairs, x + dim - KERN_ROPE_DIM, cs, sn, sign);
 }
 static void op_rope(const kern_rope *p) {
     for (int i = 0; i < p->count; i++)

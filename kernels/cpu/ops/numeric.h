@@ -28,10 +28,13 @@ INLINE float pow2f(int n) { return n >= -126 ? float_of((uint32_t)(n + 127) << 2
 INLINE float bf16_round(float x) {
     uint32_t u = bits_of(x);
     uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
-    return float_of((u & 0x7fffffffu) > 0x7f800000u ? (u | 0x400000u) : r);
+    uint32_t nan = -(uint32_t)((u & 0x7fffffffu) > 0x7f800000u); /* a select without a branch: loops stay vectors */
+    return float_of((r & ~nan) | ((u | 0x400000u) & nan));
 }
-/* A rounding point: real → float → bf16, or real → float when nothing is rounded. */
+/* A rounding point: real → float → bf16, or real → float when nothing is rounded.  Loops over it are functions
+ * that are inlined once per value of `round` (BY_ROUND), or the question would be asked for every element. */
 INLINE float round_to(real x, bool round) { return round ? bf16_round((float)x) : (float)x; }
+#define BY_ROUND(round, fn, ...) ((round) ? fn(__VA_ARGS__, true) : fn(__VA_ARGS__, false))
 INLINE float bf16_float(uint16_t b) { return float_of((uint32_t)b << 16); }
 
 /* ---- e4m3 and e2m1 -------------------------------------------------------------------------------- */

@@ -61,7 +61,7 @@ static void pack_key(const float *x, uint8_t *key) {
 
 static void op_entry(const kern_entry *p) {
     const real *pooled = p->pooled;
-    float x[KERN_HEAD_DIM];
+    float x[KERN_HEAD_DIM] = {0};
     for (int i = 0; i < p->dim; i++) x[i] = round_to(pooled[i], p->round);
     rmsnorm_row(x, p->weight, x, p->dim, p->eps, p->round);
     rope_vector(x, p->dim, p->cos, p->sin, (real)1, p->round);

@@ -21,11 +21,15 @@ typedef __m512 vec;
 #define vec_store(p, v) _mm512_storeu_ps(p, v)
 #define vec_set(x) _mm512_set1_ps(x)
 #define vec_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
-INLINE float vec_sum(vec v) {
-    __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
-    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+/* Sums of four vectors at once, every one in the same tree: pairs in a quarter, then the quarters. */
+INLINE __m128 vec_sum4(vec a, vec b, vec c, vec d) {
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512d lo = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    __m512d hi = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    __m512 all = _mm512_add_ps(_mm512_castpd_ps(lo), _mm512_castpd_ps(hi));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 #elif defined(KERN_AVX2)
 #include <immintrin.h>
@@ -37,10 +41,13 @@ typedef __m256 vec;
 #define vec_store(p, v) _mm256_storeu_ps(p, v)
 #define vec_set(x) _mm256_set1_ps(x)
 #define vec_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
-INLINE float vec_sum(vec a) {
-    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
-    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+INLINE __m128 vec_sum4(vec a, vec b, vec c, vec d) {
+    __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    __m256d lo = _mm256_unpacklo_pd(_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+    __m256d hi = _mm256_unpackhi_pd(_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+    __m256 all = _mm256_add_ps(_mm256_castpd_ps(lo), _mm256_castpd_ps(hi));
+    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 }
 #else
 #define TILE_X 4
@@ -60,8 +67,7 @@ INLINE void dot_block(int nx, const float *const *x, const float *const *w, int 
             for (int j = 0; j < TILE_W; j++) acc[i][j] = vec_fma(xv, wv[j], acc[i][j]);
         }
     }
-    for (int i = 0; i < nx; i++)
-        for (int j = 0; j < TILE_W; j++) out[i][j] = vec_sum(acc[i][j]);
+    for (int i = 0; i < nx; i++) _mm_storeu_ps(out[i], vec_sum4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
 }
 /* k is a multiple of 32.  x[0..nx), w[0..TILE_W) must all be readable. */
 static void dot_tile(int nx, const float *const *x, const float *const *w, int k, real out[][TILE_W]) {

@@ -5,43 +5,69 @@
 INLINE float ue8m0_float(uint8_t b) { return pow2f((int)b - 127); }
 
 #ifdef VEC
-/* 16 e4m3 codes as floats divided by 2^8: the code's bits, moved up, are a half with a smaller exponent.  Halves
- * widen at full speed also when subnormal. */
-INLINE __m256i e4m3_halves(__m128i codes) {
-    __m256i c = _mm256_cvtepu8_epi16(codes);
-    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0x80)), 8);
-    __m256i mag = _mm256_slli_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0x7f)), 7);
-    return _mm256_or_si256(sign, mag);
-}
-INLINE void widen_e4m3(const uint8_t *code, float scale, float *out, int n) {
-    vec s = vec_set(scale * 256.0f);
-    for (int i = 0; i < n; i += 16) {
-        __m256i h = e4m3_halves(_mm_loadu_si128((const __m128i *)(code + i)));
+#define UNIT 32               /* weights that are widened at once */
+#define UNIT_VECS (UNIT / VEC)
+
+/* 32 e4m3 codes. A code's bits, sign-extended and moved up, are a half whose exponent is smaller by 8: so the
+ * scale carries 2^8.  Halves widen at full speed also when subnormal. */
+INLINE void unit_e4m3(const uint8_t *code, vec scale256, vec out[UNIT_VECS]) {
 #if VEC == 16
-        vec_store(out + i, _mm512_mul_ps(_mm512_cvtph_ps(h), s));
+    __m512i c = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)code));
+    __m512i h = _mm512_and_si512(_mm512_slli_epi16(c, 7), _mm512_set1_epi16((short)0xbfff));
+    out[0] = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(h)), scale256);
+    out[1] = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(h, 1)), scale256);
 #else
-        vec_store(out + i, _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(h)), s));
-        vec_store(out + i + 8, _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)), s));
+    for (int i = 0; i < 2; i++) {
+        __m256i c = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(code + 16 * i)));
+        __m256i h = _mm256_and_si256(_mm256_slli_epi16(c, 7), _mm256_set1_epi16((short)0xbfff));
+        out[2 * i] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(h)), scale256);
+        out[2 * i + 1] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)), scale256);
+    }
 #endif
+}
+/* 32 e2m1 codes in 16 bytes. */
+INLINE void unit_e2m1(const uint8_t *code, vec scale, vec out[UNIT_VECS]) {
+    __m128i b = _mm_loadu_si128((const __m128i *)code), low = _mm_set1_epi8(15);
+    __m128i even = _mm_and_si128(b, low), odd = _mm_and_si128(_mm_srli_epi16(b, 4), low);
+#if VEC == 16
+    const __m512 grid = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+    __m512 scaled = _mm512_mul_ps(grid, scale); /* the table of this block */
+    out[0] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(even, odd)), scaled);
+    out[1] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(even, odd)), scaled);
+#else
+    const __m128i twice = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    __m128i v[2] = {_mm_shuffle_epi8(twice, _mm_unpacklo_epi8(even, odd)), _mm_shuffle_epi8(twice, _mm_unpackhi_epi8(even, odd))};
+    vec half = _mm256_mul_ps(scale, vec_set(0.5f));
+    for (int i = 0; i < 2; i++) {
+        out[2 * i] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v[i])), half);
+        out[2 * i + 1] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(v[i], 8))), half);
+    }
+#endif
+}
+INLINE void unit_bf16(const uint16_t *w, vec out[UNIT_VECS]) {
+#if VEC == 16
+    for (int i = 0; i < UNIT_VECS; i++)
+        out[i] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(w + i * VEC))), 16));
+#else
+    for (int i = 0; i < UNIT_VECS; i++)
+        out[i] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(w + i * VEC))), 16));
+#endif
+}
+INLINE void unit_store(float *out, const vec v[UNIT_VECS]) {
+    for (int i = 0; i < UNIT_VECS; i++) vec_store(out + i * VEC, v[i]);
+}
+
+INLINE void widen_e4m3(const uint8_t *code, float scale, float *out, int n) {
+    vec s = vec_set(scale * 256.0f), v[UNIT_VECS];
+    for (int i = 0; i < n; i += UNIT) {
+        unit_e4m3(code + i, s, v);
+        unit_store(out + i, v);
     }
 }
-/* 32 e2m1 codes (16 bytes): a byte shuffle looks twice the value up. */
 INLINE void widen_e2m1_32(const uint8_t *code, float scale, float *out) {
-    const __m128i twice = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-    vec s = vec_set(scale * 0.5f);
-    __m128i b = _mm_loadu_si128((const __m128i *)code);
-    __m128i lo = _mm_shuffle_epi8(twice, _mm_and_si128(b, _mm_set1_epi8(15)));
-    __m128i hi = _mm_shuffle_epi8(twice, _mm_and_si128(_mm_srli_epi16(b, 4), _mm_set1_epi8(15)));
-    __m128i first = _mm_unpacklo_epi8(lo, hi), second = _mm_unpackhi_epi8(lo, hi);
-#if VEC == 16
-    vec_store(out, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(first)), s));
-    vec_store(out + 16, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(second)), s));
-#else
-    vec_store(out, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(first)), s));
-    vec_store(out + 8, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(first, 8))), s));
-    vec_store(out + 16, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(second)), s));
-    vec_store(out + 24, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(second, 8))), s));
-#endif
+    vec v[UNIT_VECS];
+    unit_e2m1(code, vec_set(scale), v);
+    unit_store(out, v);
 }
 #else
 INLINE void widen_e4m3(const uint8_t *code, float scale, float *out, int n) {
