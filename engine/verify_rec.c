@@ -21,7 +21,7 @@ static bool wanted(const vrec *r, forward_tag tag, int layer, int64_t pos) {
     if (every_position(tag)) return true;
     if (pos < 0 || pos >= r->n) return false;
     if (sublayer_row(tag) && (r->full || (r->all && tag != FT_HIN))) return true;
-    if (r->all && (fold_row(tag) || tag == FT_INDEX_SCORE)) return true;
+    if (r->all && (fold_row(tag) || tag == FT_INDEX_SCORE || tag == FT_INDEX_Q || tag == FT_INDEX_W)) return true;
     if (tag == FT_H && layer == r->c->num_hidden_layers - 1) return true; /* the MTP layer's input */
     if (!fold_row(tag)) return r->keep[pos] & VREC_POS;
     if (layer < 0 || layer >= r->c->num_hidden_layers) return false;
