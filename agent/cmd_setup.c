@@ -264,7 +264,7 @@ int setup_open(setup *s, const setup_opts *o, dm_err *e)
 
 void setup_close(setup *s)
 {
-    if (s->loop_open) uv_run(&s->loop, UV_RUN_DEFAULT);
+    while (s->loop_open && uv_run(&s->loop, UV_RUN_DEFAULT)) {} /* a uv_stop may be left over */
     dm_host_destroy(s->host);
     if (s->loop_open) uv_loop_close(&s->loop);
     dm_engine_destroy(s->engine);

@@ -905,8 +905,8 @@ int dm_session_send(dm_session *s, const char *text, dm_err *e)
     int rc = text && idle_now ? calls_give_up_waiting(s, e) : 0;
     if (rc == 0 && text) rc = record_message(s, text, e);
     if (rc < 0 || !idle_now) return rc;
-    begin_run(s);
     session_set_state(s, ledger_calls_open(&s->led) ? S_CALLS : S_PREPARE);
+    begin_run(s); /* tells INIT: who hears it may interrupt already */
     session_step(s);
     return 0;
 }
