@@ -24,6 +24,7 @@ struct dm_sandbox {
     int running[RUNNING_MAX]; /* ids whose exit has not been taken yet */
     int running_count;
     bool dead;
+    void *slot; /* of the one who drains us; borrowed */
 };
 
 /* ---- finding and starting the launcher --------------------------------------------------------------------- */
@@ -189,6 +190,7 @@ void dm_sandbox_stop(dm_sandbox *s) {
 dm_sandbox_level dm_sandbox_level_of(const dm_sandbox *s) { return s->level; }
 const char *dm_sandbox_report(const dm_sandbox *s) { return s->report; }
 int dm_sandbox_fd(const dm_sandbox *s) { return s->sock; }
+void **dm_sandbox_slot(dm_sandbox *s) { return &s->slot; }
 
 /* ---- commands ---------------------------------------------------------------------------------------------- */
 

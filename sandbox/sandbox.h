@@ -83,6 +83,9 @@ typedef struct dm_sandbox_exit {
 
 /* Readable when dm_sandbox_next has something, or when the launcher died. */
 DM_API int dm_sandbox_fd(const dm_sandbox *s);
+/* One pointer for whoever drains dm_sandbox_next on behalf of several users (tools keeps its dispatcher there); NULL at
+ * first, never touched here. */
+DM_API void **dm_sandbox_slot(dm_sandbox *s);
 /* 1: *out filled; 0: nothing now; DM_EPIPE: the launcher is gone (every running id is lost). */
 DM_API int dm_sandbox_next(dm_sandbox *s, dm_sandbox_exit *out, dm_err *e);
 
