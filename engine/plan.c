@@ -31,12 +31,11 @@ static int64_t bf16_bytes(const dm_config *c, int ratio, int64_t tokens) {
     return (c->sliding_window + entries) * c->head_dim * 2 + (ratio == 4 ? entries * c->index_head_dim * 2 : 0);
 }
 
-/* What a half-built entry keeps: per lane and channel a running maximum, sum and weighted sum, as double on
- * the exact path, which is the larger one. */
+/* What a half-built entry keeps: per lane and channel a running maximum, sum and weighted sum. */
 static int64_t fold_bytes(const dm_config *c, int ratio) {
     if (ratio == 0) return 0;
     int64_t lanes = ratio == 4 ? 2 : 1, channels = c->head_dim + (ratio == 4 ? c->index_head_dim : 0);
-    return lanes * channels * 3 * (int64_t)sizeof(double);
+    return lanes * channels * 3 * (int64_t)sizeof(float);
 }
 
 static void add_cache(const dm_config *c, dm_plan *p) {
@@ -50,22 +49,22 @@ static void add_cache(const dm_config *c, dm_plan *p) {
         /* the largest state is cut one token before a block is whole */
         p->state_bytes_max += window - PLAN_ENTRY_BYTES + plan_entry_bytes(m, DM_BLOCK_TOKENS - 1) + fold_bytes(c, m);
     }
-    p->state_bytes_max += DM_BLOCK_TOKENS * (int64_t)sizeof(int32_t);
+    p->state_bytes_max += PLAN_STATE_HEADER;
     p->kv_bytes_per_token = (double)p->block_bytes / DM_BLOCK_TOKENS;
 }
 
 /* ---- one step ----------------------------------------------------------------------------------------- */
 
-static int64_t widest(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* Per row: four streams twice, the widest sublayer's inputs and outputs as floats, scores over what it can see;
- * once: the logits. */
+/* Floats of one row of a step: streams and their mixes, the query path, compressor rows, the experts' inner and
+ * outer vectors; then what rows share: index scores, widened cache rows, logits. */
 static int64_t scratch_bytes(const dm_config *c) {
-    int64_t D = c->hidden_size, heads = (int64_t)c->num_attention_heads * c->head_dim, k = c->num_experts_per_tok;
-    int64_t attn = 2 * heads + c->q_lora_rank + (int64_t)c->o_groups * c->o_lora_rank + 2 * (int64_t)c->index_n_heads * c->index_head_dim;
-    int64_t moe = (k + 1) * (2 * (int64_t)c->moe_intermediate_size + D) + c->n_routed_experts;
-    int64_t row = 2 * c->hc_mult * D + 3 * D + widest(attn, moe) + c->sliding_window + c->index_topk;
-    return (int64_t)sizeof(float) * (PLAN_ROWS * row + c->vocab_size);
+    int64_t D = c->hidden_size, heads = (int64_t)c->num_attention_heads * c->head_dim, k = c->num_experts_per_tok, d = c->head_dim;
+    int64_t attn = 2 * (int64_t)c->q_lora_rank + heads + (int64_t)c->o_groups * c->o_lora_rank + (int64_t)c->index_n_heads * c->index_head_dim;
+    int64_t moe = (k + 1) * (2 * (int64_t)c->moe_intermediate_size + D) + 2 * c->n_routed_experts;
+    int64_t row = (c->hc_mult + 3) * D + attn + moe + 6 * d + 4 * c->index_head_dim + c->index_topk;
+    int64_t entries = c->max_position_embeddings / 4;
+    int64_t shared = PLAN_SCORES + (4 * PLAN_ROWS + (entries < PLAN_WIDE_MAX ? entries : PLAN_WIDE_MAX)) * d + PLAN_LOGIT_ROWS * (int64_t)c->vocab_size;
+    return (int64_t)sizeof(float) * (PLAN_ROWS * row + shared);
 }
 
 /* Whole blocks beside the weights, one sequence's window and state, and one step. */

@@ -149,10 +149,8 @@ int dm_model_verify(const char *dir, const char *file, const dm_verify_opts *o, 
     memset(out, 0, sizeof *out);
     if (o->chunk < 0 || o->threads < 0) return dm_err_set(e, DM_EINVAL, WHERE, "chunk and threads must not be negative");
     int rc = verify_file(dir, file, o, out, &first, fn, ctx, e);
-    if (rc < 0) {
-        dm_err_prefix(e, "%.200s", file);
-        return rc;
-    }
+    if (rc == DM_EFORMAT || rc == DM_EINVAL) dm_err_prefix(e, "%.200s", file); /* other errors are not about this file */
+    if (rc < 0) return rc;
     if (out->compared == 0) return dm_err_set(e, DM_EFORMAT, WHERE, "%.200s: nothing in it to compare", file);
     if (out->differ == 0) return 0;
     snprintf(out->first, sizeof out->first, "%s", first.text);

@@ -213,7 +213,11 @@ int vref_read_golden(vref *r, const char *path, dm_err *e) {
     int64_t ids;
     memset(r, 0, sizeof *r);
     int rc = st_open(&r->file, path, e);
-    if (rc == 0) rc = take_i32(&r->file, "tokens", &r->ids, &ids, e);
+    if (rc < 0) {
+        dm_err_prefix(e, "%.200s", path);
+        return rc;
+    }
+    rc = take_i32(&r->file, "tokens", &r->ids, &ids, e);
     if (rc == 0) rc = take_i32(&r->file, "pos", &r->pos, &r->npos, e);
     if (rc < 0) return rc;
     r->golden = true;
