@@ -189,11 +189,13 @@ static int pin_state(dm_kv *kv, const kv_key *k, size_t *bytes)
 
 /* ---- find ------------------------------------------------------------------------------------------ */
 
+/* Of the blocks behind the first `keep`, and of the state if there is one. */
 static void release_pins(dm_kv *kv, hit_pin *p, size_t keep)
 {
     pthread_mutex_lock(&kv->lock);
     for (size_t i = keep; i < p->blocks_count; i++) unpin_key(kv, &p->blocks[i]);
-    if (!keep && p->state.kind) unpin_key(kv, &p->state), p->state.kind = 0;
+    if (p->state.kind) unpin_key(kv, &p->state);
+    p->state.kind = 0;
     pthread_mutex_unlock(&kv->lock);
     if (p->blocks_count > keep) p->blocks_count = keep;
 }
@@ -247,8 +249,8 @@ int dm_kv_find(dm_kv *kv, const int32_t *ids, int64_t n, int64_t limit, dm_kv_hi
         tail_max = (int)best.tail_count - 1; /* if it went away: go on below it */
     }
     if (got == 1) {
-        p->state = best;
         release_pins(kv, p, (size_t)b);
+        p->state = best;
         hit->blocks = b;
         hit->pos = b * DM_KV_BLOCK + best.tail_count;
         hit->pin = p;

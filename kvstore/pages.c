@@ -267,25 +267,33 @@ static int bad_file(const char *dir, dm_err *e, const char *what)
     return dm_err_set(e, DM_ESTORE, "kv.open", "%s: data.mdb %s; delete the directory, it is a cache", dir, what);
 }
 
+/* P1, before LMDB maps as much as the meta pages say. */
+static bool fits(uint64_t last_page, uint64_t file_pages) { return last_page >= 1 && last_page <= file_pages + UNWRITTEN_MAX; }
+
+static int check_meta_page(int fd, int which, size_t page_bytes, const char *dir, dm_err *e)
+{
+    struct stat st;
+    uint8_t m[META_END];
+    int rc = read_at(fd, m, sizeof m, (uint64_t)which * page_bytes);
+    if (rc == DM_EIO || fstat(fd, &st) != 0) return dm_err_set(e, DM_EIO, "kv.open", "%s: data.mdb cannot be read", dir);
+    if (rc) return bad_file(dir, e, which ? "is cut short" : "is not an LMDB file");
+    if (!(u16(m + 10) & PAGE_META) || u32(m + 16) != LMDB_MAGIC) return bad_file(dir, e, which ? "is damaged" : "is not an LMDB file");
+    if (u32(m + 20) != LMDB_FORMAT) return bad_file(dir, e, "has another LMDB format");
+    if (u32(m + 40) != page_bytes) return bad_file(dir, e, "was made with another page size, or is damaged");
+    return fits(u64(m + 136), (uint64_t)st.st_size / page_bytes) ? 0 : bad_file(dir, e, "is cut short");
+}
+
 /* Is it LMDB at all?  *fresh: empty, to be made.  LMDB itself wants both meta pages. */
 int kv_pages_precheck(int fd, const char *dir, bool *fresh, dm_err *e)
 {
     struct stat st;
-    uint8_t m[META_END];
     size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     if (fstat(fd, &st) != 0) return dm_err_sys(e, errno, "kv.open", "%s: data.mdb", dir);
     if (!S_ISREG(st.st_mode)) return dm_err_set(e, DM_ESTORE, "kv.open", "%s: data.mdb is not a regular file", dir);
     *fresh = st.st_size == 0;
     if (*fresh) return 0;
-    for (int i = 0; i < 2; i++) {
-        int rc = read_at(fd, m, sizeof m, (uint64_t)i * page_bytes);
-        if (rc == DM_EIO) return dm_err_set(e, rc, "kv.open", "%s: data.mdb cannot be read", dir);
-        if (rc) return bad_file(dir, e, i ? "is cut short" : "is not an LMDB file");
-        if (!(u16(m + 10) & PAGE_META) || u32(m + 16) != LMDB_MAGIC) return bad_file(dir, e, i ? "is damaged" : "is not an LMDB file");
-        if (u32(m + 20) != LMDB_FORMAT) return bad_file(dir, e, "has another LMDB format");
-        if (u32(m + 40) != page_bytes) return bad_file(dir, e, "was made with another page size, or is damaged");
-    }
-    return 0;
+    int rc = check_meta_page(fd, 0, page_bytes, dir, e);
+    return rc ? rc : check_meta_page(fd, 1, page_bytes, dir, e);
 }
 
 static int walk_file(walk *w, const uint8_t *meta)
@@ -310,7 +318,7 @@ int kv_pages_check(int fd, MDB_env *env, size_t txn_id, const char *dir, dm_err 
     if (u64(meta + 144) != txn_id) return DM_EAGAIN;
     w.last_page = u64(meta + 136);
     w.file_pages = (uint64_t)st.st_size / w.page_bytes;
-    if (w.last_page < 1 || w.last_page > w.file_pages + UNWRITTEN_MAX) return bad_file(dir, e, "is cut short"); /* P1 */
+    if (!fits(w.last_page, w.file_pages)) return bad_file(dir, e, "is cut short");
     w.used = dm_calloc((size_t)(w.last_page / 8 + 1), 1);
     w.bufs = dm_malloc(DEPTH_MAX * w.page_bytes);
     int rc = w.used && w.bufs ? walk_file(&w, meta) : DM_ENOMEM;

@@ -220,7 +220,7 @@ static int inspect_file(const char *dir, const char *path, dm_kv_opts *o, dm_kv_
     if (!rc && fresh) rc = dm_err_set(e, DM_ESTORE, "kv.inspect", "%s: the store is empty", dir);
     MDB_env *env = NULL;
     MDB_txn *txn = NULL;
-    if (!rc) rc = kv_env_create(dir, &env, 0, true, e);
+    if (!rc) rc = kv_env_create(dir, &env, s.st_size + (64 << 20), true, e);
     if (!rc && mdb_txn_begin(env, NULL, MDB_RDONLY, &txn) != 0) rc = dm_err_set(e, DM_ESTORE, "kv.inspect", "%s: data.mdb cannot be read", dir);
     if (!rc) rc = kv_pages_check(fd, env, mdb_txn_id(txn), dir, e);
     if (!rc) rc = inspect_txn(env, txn, dir, o, st, e);

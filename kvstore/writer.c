@@ -27,6 +27,7 @@
 typedef enum fate { FATE_WRITTEN, FATE_THERE, FATE_NO_ROOM } fate;
 typedef struct batch {
     kv_entry *entries[BATCH_ENTRIES]; /* a reference each */
+    uint32_t uses[BATCH_ENTRIES];     /* hits so far; the entry's own count is under kv->lock */
     fate fates[BATCH_ENTRIES];
     size_t count;
     kv_key *removals; /* owned */
@@ -128,7 +129,7 @@ static int put_extents(kv_write *w, const kv_entry *en, uint32_t parts)
 }
 
 /* MDB_KEYEXIST: it is there; MDB_NOTFOUND: no room and nothing may be evicted. */
-static int put_entry(kv_write *w, const kv_entry *en)
+static int put_entry(kv_write *w, const kv_entry *en, uint32_t uses)
 {
     dm_kv *kv = w->kv;
     kv_index ix;
@@ -142,7 +143,7 @@ static int put_entry(kv_write *w, const kv_entry *en)
     if (rc) return rc;
     rc = put_extents(w, en, parts);
     if (rc) return rc;
-    ix = (kv_index){ .parts = parts, .uses = en->uses, .total = en->n, .seq = w->clock.seq++, .last_used = w->clock.bytes };
+    ix = (kv_index){ .parts = parts, .uses = uses, .total = en->n, .seq = w->clock.seq++, .last_used = w->clock.bytes };
     ix.priority = kv_priority(kv, ix.last_used, ix.uses);
     uint8_t buf[KV_KEY_MAX], rec[KV_INDEX_BYTES], order[KV_ORDER_BYTES];
     MDB_val key = { kv_key_encode(buf, &en->key), buf }, val = { sizeof rec, rec }, okey = { sizeof order, order };
@@ -159,7 +160,7 @@ static int put_all(kv_write *w, batch *b)
     /* All of a transaction have one age, and their bytes are on the clock already: none is older than its neighbour. */
     for (size_t i = 0; i < b->count; i++) w->clock.bytes += (uint64_t)kv_parts(w->kv, b->entries[i]->n) * w->kv->extent_bytes;
     for (size_t i = 0; i < b->count; i++) {
-        int rc = put_entry(w, b->entries[i]);
+        int rc = put_entry(w, b->entries[i], b->uses[i]);
         b->fates[i] = rc == MDB_KEYEXIST ? FATE_THERE : rc == MDB_NOTFOUND ? FATE_NO_ROOM : FATE_WRITTEN;
         if (rc == MDB_KEYEXIST) rc = kv_touch(w, &b->entries[i]->key, 0);
         if (rc && rc != MDB_NOTFOUND) return rc;
@@ -308,6 +309,7 @@ static void take_entries(dm_kv *kv, batch *b, size_t max)
         bytes += kv_parts(kv, en->n) * (int64_t)kv->extent_bytes;
         kv_ram_unqueue(kv, en, KV_WRITING);
         en->refs++;
+        b->uses[b->count] = en->uses;
         b->entries[b->count++] = en;
     }
 }
