@@ -210,13 +210,17 @@ typedef struct dm_forward_ops {
     int (*seq_create)(dm_forward *f, dm_fseq **out, dm_err *e);
     void (*seq_destroy)(dm_forward *f, dm_fseq *s);
     int64_t (*seq_pos)(const dm_fseq *s); /* tokens processed */
-    /* All rows of all runs in one ragged batch; sum of n <= rows_max; a sequence at most once.  On error every
-     * sequence of the step is poisoned (DM_ESTATE from then on), since its rows may be half written. */
+    /* All rows of all runs in one ragged batch; sum of n <= rows_max; a sequence at most once.  DM_EINVAL (a wrong id
+     * too), DM_ECONTEXT, DM_ELIMIT (pool_bytes_max), DM_ENOMEM and DM_ESTATE are found before a row is touched: the
+     * sequences are as before.  After any other error (a device) every sequence of the step is poisoned: DM_ESTATE
+     * from then on, since its rows may be half written.  The CPU forward has no such error. */
     int (*step)(dm_forward *f, const dm_run *runs, int nruns, dm_err *e);
     /* Whole block i (i < pos/256), borrowed until the sequence is destroyed. */
     int (*block)(dm_forward *f, const dm_fseq *s, int64_t i, const void **bytes, dm_err *e);
     /* Fresh sequence: blocks 0..b-1 in order, then the state at P (P/256 == b).  The state is checked against
-     * version, numerics and geometry: DM_EFOREIGN, DM_EFORMAT. */
+     * version (DM_EVERSION), length and shape (DM_EFORMAT), checksum (DM_ECORRUPT), numerics and geometry (DM_EFOREIGN),
+     * the context (DM_ECONTEXT) and the blocks loaded so far (DM_ESTATE); a refused one leaves the sequence fresh.
+     * Between the first block_load and state_load the sequence can do nothing else (DM_ESTATE). */
     int (*block_load)(dm_forward *f, dm_fseq *s, int64_t i, const void *bytes, dm_err *e);
     int (*state_save)(dm_forward *f, const dm_fseq *s, dm_buf *out, dm_err *e);
     int (*state_load)(dm_forward *f, dm_fseq *s, const void *bytes, size_t n, dm_err *e);
