@@ -267,7 +267,7 @@ RIG_FN char *journal_text(rig *r, const json_t *list)
     journal_ids(list, &ids);
     assert_ok(dm_tok_decode(r->tok, ids.p, ids.n, &b));
     dm_ids_free(&ids);
-    return (char *)b.p;
+    return b.p ? (char *)b.p : dm_strdup("");
 }
 
 RIG_FN void put_file(rig *r, const char *name, const char *text)
