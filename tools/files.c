@@ -133,6 +133,9 @@ void files_read(dm_tool_run *r) {
     int rc = read_lines(r, fd, &l);
     close(fd);
     r->output_bytes = (int64_t)r->text.n;
+    /* The lines, not the file: the newline behind the last one shown is left out, as bash does with its output (the
+     * embedded model was trained so, and repeats itself on the other form). */
+    if (rc == 0 && !l.full && r->text.n && r->text.p[r->text.n - 1] == '\n') r->text.p[--r->text.n] = 0;
     if (rc == DM_EFORMAT) run_error(r, "%s is a binary file of %lld bytes", name, (long long)st.st_size);
     else if (rc < 0) run_error(r, "%s cannot be read: %s", name, dm_err_text(rc));
     else if (l.full) read_note(r, &l);
