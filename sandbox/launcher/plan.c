@@ -35,6 +35,9 @@ static const char *const secrets[] = {
 /* A root sandbox owns these files, so the mode alone does not hide them. */
 static const char *const secret_files[] = {"/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers"};
 
+/* Other people's files and the machine's diaries: nothing that a build needs. */
+static const char *const private_dirs[] = {"/home", "/root", "/var/log", "/var/mail", "/var/spool", "/var/backups"};
+
 int plan_add(plan *p, op_kind kind, int rank, const char *path, const char *from) {
     if (p->n >= OPS_MAX) return DM_ELIMIT;
     if (p->n == p->cap) {
@@ -167,6 +170,8 @@ static int base_plan(plan *p, const sb_request *r) {
     if (rc == 0) rc = plan_add(p, OP_TMP, RANK_BASE, "/dev/shm", NULL); /* bubblewrap's own has no bound on its size */
     if (rc == 0) rc = plan_add(p, OP_TMPFS, RANK_BASE, "/run", NULL);
     if (rc == 0 && realpath("/var/run", real) && strcmp(real, "/run") != 0) rc = plan_add(p, OP_TMPFS, RANK_BASE, real, NULL);
+    for (size_t i = 0; rc == 0 && i < DM_COUNT(private_dirs); i++)
+        if (realpath(private_dirs[i], real) && (!r->workspace || !beneath(real, r->workspace))) rc = plan_add(p, OP_HIDE, RANK_BASE, real, NULL);
     /* Names are resolved by a file that often lies in /run. */
     if (rc == 0 && r->network && realpath("/etc/resolv.conf", real) && beneath(real, "/run")) rc = plan_add(p, OP_READ, RANK_BASE, real, NULL);
     for (size_t i = 0; rc == 0 && geteuid() == 0 && i < DM_COUNT(secret_files); i++)
@@ -244,8 +249,7 @@ static int op_args(const op *o, const char *tmp_bytes, dm_buf *b) {
         return rc == 0 ? args(b, "--tmpfs", o->path, NULL) : rc;
     case OP_HIDE:
         rc = args(b, "--size", "65536", NULL);
-        if (rc == 0) rc = args(b, "--tmpfs", o->path, NULL);
-        return rc == 0 ? args(b, "--remount-ro", o->path, NULL) : rc;
+        return rc == 0 ? args(b, "--tmpfs", o->path, NULL) : rc;
     case OP_READ: return args(b, "--ro-bind", from, o->path);
     case OP_WRITE: return args(b, "--bind", from, o->path);
     case OP_MASK: return args(b, "--ro-bind", "/dev/null", o->path); /* a device on a nodev mount: cannot be opened */
@@ -265,6 +269,8 @@ int plan_args(const plan *p, const sb_request *r, mode m, const char *self, dm_b
     for (size_t i = 0; rc == 0 && i < DM_COUNT(head); i++) rc = arg(out, head[i]);
     if (rc == 0) rc = m == MODE_BWRAP ? args(out, "--proc", "/proc", NULL) : args(out, "--ro-bind", "/proc", "/proc");
     for (size_t i = 0; rc == 0 && i < p->n; i++) rc = op_args(&p->ops[i], tmp_bytes, out);
+    for (size_t i = 0; rc == 0 && i < p->n; i++) /* only now: mount points may have been made in them */
+        if (p->ops[i].kind == OP_HIDE) rc = args(out, "--remount-ro", p->ops[i].path, NULL);
     if (rc == 0) rc = args(out, "--ro-bind", self, "/run/dormouse/supervisor");
     if (rc == 0) rc = args(out, "--json-status-fd", "8", NULL);
     return rc == 0 ? args(out, "--chdir", "/", NULL) : rc;

@@ -11,7 +11,8 @@
  *   - .git itself is bound onto itself: a mount point cannot be renamed away and replaced by a fresh one.
  *   - A name that is missing gets a placeholder to mount on: an empty directory, which git never shows, whichever kind
  *     the name usually is.  It is removed when the last command that needs it has ended, and only while still empty.
- *     One left by a crash is taken over the next time.
+ *     One left by a crash is taken over the next time.  Only .git/commondir is read by git wherever it is there, so its
+ *     placeholder is a file that says what is true anyway: ".".
  *   - .git as a file (a worktree): the real directories lie outside; they are bound writable, hooks and config
  *     read-only, but only if the git directory points back at this very file.  The file itself could have been
  *     written by an earlier command, so it alone proves nothing.
@@ -38,6 +39,7 @@ static const char *const names[] = {".mcp.json", ".vscode", ".idea", ".dormouse"
 static struct ghost {
     char *path; /* owned; NULL: free */
     int users;
+    bool commondir; /* the file, not a directory */
 } ghosts[GHOSTS_MAX];
 
 static struct ghost *ghost_find(const char *path) {
@@ -46,11 +48,12 @@ static struct ghost *ghost_find(const char *path) {
     return NULL;
 }
 
-static struct ghost *ghost_new(const char *path) {
+static struct ghost *ghost_new(const char *path, bool commondir) {
     for (size_t i = 0; i < GHOSTS_MAX; i++) {
         if (ghosts[i].path) continue;
         ghosts[i].path = dm_strdup(path);
         ghosts[i].users = 0;
+        ghosts[i].commondir = commondir;
         return ghosts[i].path ? &ghosts[i] : NULL;
     }
     return NULL;
@@ -63,14 +66,41 @@ static int ghost_use(plan *p, struct ghost *g) {
     return plan_add(p, OP_READ, RANK_PROTECT, g->path, NULL);
 }
 
+enum place { PLACE_NOTHING, PLACE_DIRECTORY, PLACE_COMMONDIR };
+
+static int commondir_make(const char *path) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (fd < 0) return -1;
+    const bool written = write(fd, ".\n", 2) == 2;
+    close(fd);
+    if (!written) (void)unlink(path);
+    return written ? 0 : -1;
+}
+
+static bool commondir_is_ours(const char *path) {
+    char text[8];
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, sizeof text) : -1;
+    if (fd >= 0) close(fd);
+    return n == 2 && memcmp(text, ".\n", 2) == 0;
+}
+
+/* Fails when somebody outside has begun to use it: then it is theirs. */
+static void ghost_remove(const char *path, bool commondir) {
+    if (!commondir) (void)rmdir(path);
+    else if (commondir_is_ours(path)) (void)unlink(path);
+}
+
 /* Makes `path` impossible to create.  Where we may not create anything, neither may the command. */
-static int ghost_place(plan *p, const char *path) {
+static int ghost_place(plan *p, const char *path, enum place place) {
+    const bool commondir = place == PLACE_COMMONDIR;
     struct ghost *g = ghost_find(path);
     if (g) return ghost_use(p, g);
-    if (mkdir(path, 0755) != 0) return errno == EEXIST || errno == EACCES || errno == EROFS || errno == EPERM ? 0 : -errno;
-    g = ghost_new(path);
+    if ((commondir ? commondir_make(path) : mkdir(path, 0755)) != 0)
+        return errno == EEXIST || errno == EACCES || errno == EROFS || errno == EPERM ? 0 : -errno;
+    g = ghost_new(path, commondir);
     if (!g) {
-        (void)rmdir(path);
+        ghost_remove(path, commondir);
         return DM_ENOMEM;
     }
     return ghost_use(p, g);
@@ -80,7 +110,7 @@ void protect_release(plan *p) {
     for (size_t at = 0; at < p->ghosts.n; at += strlen((char *)p->ghosts.p + at) + 1) {
         struct ghost *g = ghost_find((char *)p->ghosts.p + at);
         if (!g || --g->users > 0) continue;
-        (void)rmdir(g->path); /* fails when somebody outside has begun to use it: then it is theirs */
+        ghost_remove(g->path, g->commondir);
         dm_free(g->path);
         g->path = NULL;
     }
@@ -104,13 +134,14 @@ static bool empty_dir(const char *path) {
 }
 
 /* usually_file: an empty directory of this name can only be a placeholder that a crash left behind. */
-static int protect_name(plan *p, const char *dir, const char *name, bool usually_file, bool place) {
+static int protect_name(plan *p, const char *dir, const char *name, bool usually_file, enum place place) {
     char path[4096], real[4096];
     struct stat st;
     if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path) return 0;
-    if (lstat(path, &st) != 0) return place ? ghost_place(p, path) : 0;
+    if (lstat(path, &st) != 0) return place ? ghost_place(p, path, place) : 0;
     struct ghost *g = ghost_find(path);
-    if (!g && usually_file && S_ISDIR(st.st_mode) && empty_dir(path)) g = ghost_new(path);
+    if (!g && usually_file && S_ISDIR(st.st_mode) && empty_dir(path)) g = ghost_new(path, false);
+    if (!g && place == PLACE_COMMONDIR && S_ISREG(st.st_mode) && commondir_is_ours(path)) g = ghost_new(path, true);
     if (g) return ghost_use(p, g);
     if (!realpath(path, real) || strcmp(real, "/dev/null") == 0) return 0;
     return plan_add(p, OP_READ, RANK_PROTECT, real, NULL);
@@ -176,8 +207,8 @@ static int protect_modules(plan *p, const char *dir, int depth, int *left) {
             continue;
         }
         --*left;
-        rc = protect_name(p, path, "hooks", false, false);
-        if (rc == 0) rc = protect_name(p, path, "config", false, false);
+        rc = protect_name(p, path, "hooks", false, PLACE_NOTHING);
+        if (rc == 0) rc = protect_name(p, path, "config", false, PLACE_NOTHING);
     }
     if (d) closedir(d);
     return rc;
@@ -186,13 +217,16 @@ static int protect_modules(plan *p, const char *dir, int depth, int *left) {
 /* A git directory that commands may write: `main` makes also what is missing impossible to create. */
 static int protect_gitdir(plan *p, const char *gitdir, const char *worktree, const char *workspace, bool main, int *left) {
     char path[4200], value[64];
+    const enum place place = main ? PLACE_DIRECTORY : PLACE_NOTHING;
     --*left;
     int rc = plan_add(p, OP_WRITE, RANK_PROTECT, gitdir, NULL);
-    if (rc == 0) rc = protect_name(p, gitdir, "hooks", false, main);
-    if (rc == 0) rc = protect_name(p, gitdir, "config", true, main);
+    if (rc == 0) rc = protect_name(p, gitdir, "hooks", false, place);
+    if (rc == 0) rc = protect_name(p, gitdir, "config", true, place);
+    if (rc == 0) rc = protect_name(p, gitdir, "commondir", true, main ? PLACE_COMMONDIR : PLACE_NOTHING);
     snprintf(path, sizeof path, "%s/config", gitdir);
     /* git reads config.worktree only where its config says so, and then it must be readable: no placeholder. */
-    if (rc == 0) rc = protect_name(p, gitdir, "config.worktree", true, main && !config_value(path, "worktreeconfig", value, sizeof value));
+    const bool read_always = config_value(path, "worktreeconfig", value, sizeof value);
+    if (rc == 0) rc = protect_name(p, gitdir, "config.worktree", true, read_always ? PLACE_NOTHING : place);
     if (rc == 0) rc = protect_hooks_path(p, path, worktree, workspace);
     snprintf(path, sizeof path, "%s/modules", gitdir);
     return rc == 0 ? protect_modules(p, path, NESTED_DEPTH_MAX, left) : rc;
@@ -217,9 +251,9 @@ static int protect_worktree(plan *p, const char *workspace, int *left) {
     if (!pointer_follow(gitdir, "gitdir", "", back) || strcmp(back, self) != 0) return 0;
     if (!pointer_follow(gitdir, "commondir", "", common) || !beneath(gitdir, common)) return 0;
     rc = protect_gitdir(p, common, workspace, workspace, true, left);
-    if (rc == 0) rc = protect_name(p, gitdir, "commondir", true, true);
-    if (rc == 0) rc = protect_name(p, gitdir, "gitdir", true, true);
-    return rc == 0 ? protect_name(p, gitdir, "config.worktree", true, false) : rc;
+    if (rc == 0) rc = protect_name(p, gitdir, "commondir", true, PLACE_NOTHING);
+    if (rc == 0) rc = protect_name(p, gitdir, "gitdir", true, PLACE_NOTHING);
+    return rc == 0 ? protect_name(p, gitdir, "config.worktree", true, PLACE_NOTHING) : rc;
 }
 
 static int protect_git(plan *p, const char *workspace, const char *dir, bool main, int *left) {
@@ -252,7 +286,7 @@ static int protect_nested(plan *p, const char *workspace, const char *dir, int d
 int protect_plan(plan *p, const char *workspace, dm_err *e) {
     int left = REPOSITORIES_MAX, dirs = NESTED_DIRS_MAX;
     int rc = 0;
-    for (size_t i = 0; rc == 0 && i < DM_COUNT(names); i++) rc = protect_name(p, workspace, names[i], i == 0, true);
+    for (size_t i = 0; rc == 0 && i < DM_COUNT(names); i++) rc = protect_name(p, workspace, names[i], i == 0, PLACE_DIRECTORY);
     if (rc == 0) rc = protect_git(p, workspace, workspace, true, &left);
     if (rc == 0) rc = protect_nested(p, workspace, workspace, NESTED_DEPTH_MAX, &left, &dirs);
     return rc < 0 ? dm_err_set(e, rc, "sandbox", "%s cannot be protected: %s", workspace, dm_err_text(rc)) : 0;
