@@ -114,7 +114,11 @@ static int as_text(const dm_model *m, const table *t, bool all, int64_t bytes, d
 
 static json_t *json_row(const dm_model *m, const row *r, bool all) {
     json_t *shape = json_array();
-    for (int i = 0; i < r->t->ndim; i++) json_array_append_new(shape, json_integer(r->t->dim[i]));
+    for (int i = 0; i < r->t->ndim; i++)
+        if (json_array_append_new(shape, json_integer(r->t->dim[i])) < 0) {
+            json_decref(shape);
+            return NULL;
+        }
     json_t *o = json_pack("{s:s, s:s, s:o, s:I, s:b}", "name", r->name, "dtype", model_dtype_name(r->t->dtype), "shape", shape, "bytes",
                           (json_int_t)r->bytes, "used", (int)r->used);
     if (!o) return NULL;

@@ -249,14 +249,17 @@ static void a_failed_allocation_is_reported_and_leaks_nothing(void **s)
     dm_config c;
     dm_err e;
     count_json_memory();
-    for (int64_t n = 1;; n++) {
+    int64_t before = dm_fault_alloc_count();
+    assert_ok_e(dm_config_read(&c, test_data("engine/flash.config.json"), &e), e);
+    int64_t total = dm_fault_alloc_count() - before;
+    for (int64_t n = 1; n <= total; n++) {
         dm_fault_alloc_after(n);
         int rc = dm_config_read(&c, test_data("engine/flash.config.json"), &e);
         dm_fault_alloc_after(-1);
-        if (rc == 0) break;
-        assert_true(rc == DM_ENOMEM || rc == DM_EMODEL); /* jansson takes some of its own failures for bad text */
-        assert_true(n < 10000);
+        /* jansson takes some of its own failures for bad text, and gets over others */
+        assert_true(rc == 0 || rc == DM_ENOMEM || rc == DM_EMODEL);
     }
+    assert_true(total > 100);
 }
 
 int main(void)
