@@ -73,7 +73,7 @@ static void tell_result(dm_session *s, const ledger_call *c, int64_t wall_ms)
     json_array_append_new(s->calls_done, json_pack("{s:s, s:s, s:o, s:b, s:I, s:s}", "call_id", c->id, "name", c->name, "args",
                                                    stream_args(c->args), "is_error", (int)c->is_error, "wall_ms", (json_int_t)wall_ms,
                                                    "state", call_state_name(c->state)));
-    session_emit(s, DM_EV_TOOL_RESULT, c->text, strlen(c->text), stream_tool_result(c));
+    session_emit(s, DM_EV_TOOL_RESULT, c->text, strlen(c->text), stream_tool_result(c, wall_ms));
 }
 
 static int resolve(dm_session *s, size_t i, call_state st, const char *text, dm_err *e)

@@ -28,16 +28,21 @@ static void turn_lines(const json_t *t)
     err_printf("turn %lld  spill    %8lld bytes\n", turn, number(t, "spilled_bytes"));
 }
 
-static void result_lines(const json_t *r)
+static void tool_line(const json_t *v)
 {
-    size_t i;
-    json_t *t;
-    json_array_foreach(json_object_get(r, "tools"), i, t)
-    {
-        char *args = json_dumps(json_object_get(t, "args"), JSON_COMPACT | JSON_ENCODE_ANY);
-        err_printf("tool    %-8s %8lld ms      %.120s%s\n", text(t, "name"), number(t, "wall_ms"), args ? args : "", json_is_true(json_object_get(t, "is_error")) ? "  (error)" : "");
-        dm_free(args);
-    }
+    char *args = json_dumps(json_object_get(v, "args"), JSON_COMPACT | JSON_ENCODE_ANY);
+    err_printf("        tool     %s %.120s\n", text(v, "name"), args ? args : "");
+    dm_free(args);
+}
+
+static void tool_result_line(const json_t *v)
+{
+    const json_t *part = json_array_get(json_object_get(json_object_get(v, "message"), "content"), 0);
+    err_printf("        tool     %8zu bytes   %lld ms%s\n", strlen(text(part, "content")), number(v, "wall_ms"), json_is_true(json_object_get(part, "is_error")) ? "  (error)" : "");
+}
+
+static void result_line(const json_t *r)
+{
     const json_t *u = json_object_get(r, "usage");
     err_printf("session %s: %s start; %lld tokens prefilled, %lld restored, %lld decoded, %lld ms\n", text(r, "session_id"),
                number(json_array_get(json_object_get(r, "turns"), 0), "restored_tokens") ? "warm" : "cold", number(u, "prefilled_tokens"),
@@ -49,10 +54,11 @@ void phases_event(const dm_host_event *ev)
     if (!ev->json) return;
     switch (ev->kind) {
     case DM_EV_TURN: turn_lines(ev->json); break;
-    case DM_EV_TOOL_START: err_printf("tool    %s starts\n", text(ev->json, "name")); break;
-    case DM_EV_NOTICE: err_printf("notice  %s\n", text(ev->json, "text")); break;
-    case DM_EV_SPILLED: err_printf("asleep  %lld bytes are on disk\n", number(ev->json, "bytes")); break;
-    case DM_EV_RESULT: result_lines(ev->json); break;
+    case DM_EV_TOOL_START: tool_line(ev->json); break;
+    case DM_EV_TOOL_RESULT: tool_result_line(ev->json); break;
+    case DM_EV_NOTICE: err_printf("        notice   %s\n", text(ev->json, "text")); break;
+    case DM_EV_SPILLED: err_printf("        asleep   %8lld bytes   on disk\n", number(ev->json, "bytes")); break;
+    case DM_EV_RESULT: result_line(ev->json); break;
     default: break;
     }
 }

@@ -443,11 +443,13 @@ static void count_turn(dm_session *s, const char *end)
     s->sum_output += s->fig.decoded;
     s->sum_prefilled += s->fig.prefilled;
     s->sum_restored += s->fig.restored;
-    json_t *t = stream_turn(s, end);
-    if (t) {
-        json_array_append(s->turns, t);
-        session_emit(s, DM_EV_TURN, NULL, 0, t);
+    json_t *t = stream_turn(s, end), *short_form = json_copy(t);
+    if (short_form) { /* in the result its place says what it is */
+        json_object_del(short_form, "type");
+        json_object_del(short_form, "subtype");
+        json_array_append_new(s->turns, short_form);
     }
+    session_emit(s, DM_EV_TURN, NULL, 0, t);
 }
 
 static void tell_reply(dm_session *s, const char *end)

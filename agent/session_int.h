@@ -120,7 +120,7 @@ json_t *stream_progress(int64_t done, int64_t total);
 json_t *stream_restored(const dm_session *s);
 json_t *stream_assistant(const dm_session *s);
 json_t *stream_call(const char *subtype, const ledger_call *c);
-json_t *stream_tool_result(const ledger_call *c);
+json_t *stream_tool_result(const ledger_call *c, int64_t wall_ms);
 json_t *stream_spilled(int64_t bytes);
 json_t *stream_turn(const dm_session *s, const char *end);
 json_t *stream_result(const dm_session *s);

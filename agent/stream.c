@@ -10,8 +10,9 @@
  *   {"type":"system","subtype":"spilled", bytes, durable}                     the state of the turn is on disk
  *   {"type":"system","subtype":"approval", call_id, name, args}               a call waits for an answer
  *   {"type":"system","subtype":"tool_start", call_id, name, args}
- *   {"type":"user","message":{"role":"user","content":[{"type":"tool_result",tool_use_id,content,is_error}]}}
+ *   {"type":"user", name, wall_ms, "message":{"role":"user","content":[{"type":"tool_result",tool_use_id,content,is_error}]}}
  *   {"type":"system","subtype":"notice", text}                                repairs, bad restores, another numeric path
+ *   {"type":"delta", kind:"text|thinking", text}                              only with --partial; before it is durable
  *   {"type":"result", …}                                                      last, always
  *
  * result: subtype success|error_max_turns|error_budget|paused|error, is_error, result (the answer, or what went
@@ -76,10 +77,10 @@ json_t *stream_call(const char *subtype, const ledger_call *c)
                      stream_args(c->args));
 }
 
-json_t *stream_tool_result(const ledger_call *c)
+json_t *stream_tool_result(const ledger_call *c, int64_t wall_ms)
 {
-    return json_pack("{s:s, s:{s:s, s:[{s:s, s:s, s:s, s:b}]}}", "type", "user", "message", "role", "user", "content", "type", "tool_result",
-                     "tool_use_id", c->id, "content", c->text, "is_error", (int)c->is_error);
+    return json_pack("{s:s, s:s, s:I, s:{s:s, s:[{s:s, s:s, s:s, s:b}]}}", "type", "user", "name", c->name, "wall_ms", (json_int_t)wall_ms, "message",
+                     "role", "user", "content", "type", "tool_result", "tool_use_id", c->id, "content", c->text, "is_error", (int)c->is_error);
 }
 
 json_t *stream_spilled(int64_t bytes)

@@ -165,6 +165,30 @@ static void the_timeline_is_what_the_template_would_write(void **state)
     rig_close(&r);
 }
 
+/* The embedded model was trained on one system block: agent.json must reach it unchanged, three blocks of 256. */
+static void the_embedded_model_gets_its_768_tokens(void **state)
+{
+    (void)state;
+    json_error_t err;
+    json_t *agent = json_load_file(DM_SOURCE_DIR "/examples/models/tiny/agent.json", 0, &err);
+    assert_non_null(agent);
+    rig r;
+    rig_open(&r, "tiny", &(rig_opts){ .system = str_of(agent, "system"), .tools = json_object_get(agent, "tools") });
+    rig_says(&r, "Fine.");
+    rig_create(&r, NULL);
+    assert_subtype(rig_send(&r, "Hello."), "success");
+    json_t *list = rig_journal(&r, dm_session_id(r.s));
+    dm_ids ids = { 0 };
+    journal_ids(list, &ids);
+    size_t at = 0;
+    while (at < ids.n && ids.p[at] != dm_tok_special(r.tok, "<｜User｜>")) at++;
+    assert_int_equal(at, 768);
+    dm_ids_free(&ids);
+    json_decref(list);
+    rig_close(&r);
+    json_decref(agent);
+}
+
 static void a_session_goes_on_in_another_process_life(void **state)
 {
     (void)state;
@@ -835,6 +859,7 @@ int main(void)
         cmocka_unit_test(a_second_session_finds_the_system_block),
         cmocka_unit_test(a_prompt_that_is_stored_whole_is_sampled_at_once),
         cmocka_unit_test(the_timeline_is_what_the_template_would_write),
+        cmocka_unit_test(the_embedded_model_gets_its_768_tokens),
         cmocka_unit_test(a_session_goes_on_in_another_process_life),
         cmocka_unit_test(a_deleted_store_costs_a_prefill_only),
         cmocka_unit_test(a_refused_state_is_dropped_and_computed_again),

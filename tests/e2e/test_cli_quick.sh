@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# The command line on the embedded model: output shapes, exit statuses, resume, and a kill while a tool runs.
+set -uo pipefail
+build=$1
+root=$(cd "$(dirname "$0")/../.." && pwd)
+dm=$build/dormouse
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+export DORMOUSE_STATE_DIR=$tmp/state DORMOUSE_MODEL=$root/examples/models/tiny
+bad=0
+ok() { echo "ok: $1"; }
+fail() { echo "not ok: $1"; [ $# -gt 1 ] && echo "${2:0:2000}" | sed 's/^/    /'; bad=1; }
+expect() { # name, wanted status, got status, output
+    if [ "$2" = "$3" ]; then ok "$1"; else fail "$1: exit $3, want $2" "${4:-}"; fi
+}
+field() { python3 -c 'import json,sys
+o = json.loads(sys.stdin.read().strip().splitlines()[-1])
+for k in sys.argv[1].split("."): o = o[int(k)] if isinstance(o, list) else o[k]
+print(json.dumps(o) if isinstance(o, (dict, list, bool)) else o)' "$1"; }
+fresh_ws() { rm -rf "$tmp/ws"; cp -r "$root/examples/workspace" "$tmp/ws"; }
+
+# ---- shapes -------------------------------------------------------------------------------------------------
+fresh_ws
+q="What is the port in config/server.ini?"
+out=$("$dm" run -C "$tmp/ws" "$q" </dev/null 2>"$tmp/err"); rc=$?
+expect "text: the answer alone" 0 $rc "$(cat "$tmp/err")"
+[[ $out == *4817* && $out != *$'\n'* ]] && ok "text: the right answer" || fail "text: $out"
+
+out=$("$dm" run -C "$tmp/ws" --output-format json "$q" 2>"$tmp/err"); rc=$?
+expect "json: exit status" 0 $rc "$(cat "$tmp/err")"
+[ "$(wc -l <<<"$out")" = 1 ] && ok "json: one line" || fail "json: more than one line" "$out"
+[ "$(field type <<<"$out")/$(field subtype <<<"$out")/$(field is_error <<<"$out")" = result/success/false ] && ok "json: result object" || fail "json: shape" "$out"
+for k in session_id num_turns duration_ms usage.input_tokens usage.output_tokens usage.prefilled_tokens usage.restored_tokens turns.0.new_tokens \
+         turns.0.prefilled_tokens turns.0.restored_tokens turns.0.restored_from turns.0.decoded_tokens turns.0.spilled_bytes tools.0.name tools.0.args pending; do
+    field "$k" <<<"$out" >/dev/null 2>&1 || fail "json: no $k" "$out"
+done
+id=$(field session_id <<<"$out")
+
+out=$("$dm" run -C "$tmp/ws" --output-format stream-json "$q" 2>"$tmp/err"); rc=$?
+expect "stream-json: exit status" 0 $rc "$(cat "$tmp/err")"
+python3 - "$out" <<'PY' && ok "stream-json: init first, result last, every line an object" || fail "stream-json: shape" "$out"
+import json, sys
+lines = [json.loads(l) for l in sys.argv[1].split("\n")]
+assert lines[0]["type"] == "system" and lines[0]["subtype"] == "init" and lines[0]["session_id"] and lines[0]["tools"], lines[0]
+assert lines[-1]["type"] == "result" and sum(l["type"] == "result" for l in lines) == 1
+uses = [c["id"] for l in lines if l["type"] == "assistant" for c in l["message"]["content"] if c["type"] == "tool_use"]
+results = [c["tool_use_id"] for l in lines if l["type"] == "user" for c in l["message"]["content"]]
+assert uses and uses == results, (uses, results)
+PY
+
+# ---- a session goes on, and a turn costs its new tokens --------------------------------------------------------
+out=$("$dm" run --resume "$id" --output-format json "List the .md files." 2>"$tmp/err"); rc=$?
+expect "resume: exit status" 0 $rc "$(cat "$tmp/err")"
+python3 - "$out" <<'PY' && ok "resume: every turn prefills what is new" || fail "resume: more was prefilled" "$out"
+import json, sys
+for t in json.loads(sys.argv[1])["turns"]:
+    assert t["prefilled_tokens"] <= t["new_tokens"] and t["prefilled_tokens"] + t["restored_tokens"] == t["context_tokens"], t
+PY
+"$dm" sessions ls --json | field 0.id >/dev/null && ok "sessions ls --json" || fail "sessions ls --json"
+"$dm" sessions show "$id" | grep -q "$q" && ok "sessions show" || fail "sessions show"
+"$dm" kv stat --json | field blocks >/dev/null && ok "kv stat" || fail "kv stat"
+"$dm" kv verify >/dev/null; expect "kv verify" 0 $?
+
+# ---- exit statuses -----------------------------------------------------------------------------------------------
+out=$("$dm" run --output-format json --resume 01ZZZZZZZZ "x" 2>/dev/null); rc=$?
+expect "a session that is not there" 3 $rc "$out"
+[ "$(field is_error <<<"$out")" = true ] && ok "... and a result object" || fail "no result object" "$out"
+"$dm" run --resume "$id" >/dev/null 2>&1; expect "nothing to go on with" 2 $?
+"$dm" run --nonsense x >/dev/null 2>&1; expect "an unknown option" 2 $?
+out=$("$dm" rnu x 2>&1); expect "an unknown command" 2 $?
+[[ $out == *'did you mean "run"'* ]] && ok "... and the near one is named" || fail "near command" "$out"
+"$dm" run --output-format json "" >/dev/null 2>&1; expect "an empty request" 2 $?
+"$dm" run -C "$tmp/nowhere" x >/dev/null 2>&1; expect "a workspace that is not there" 3 $?
+out=$("$dm" run -C "$tmp/ws" --output-format json --max-turns 1 "$q" 2>/dev/null); rc=$?
+expect "the turn budget" 5 $rc "$out"
+[ "$(field subtype <<<"$out")" = error_max_turns ] && ok "... says so" || fail "subtype" "$out"
+"$dm" run -C "$tmp/ws" --ctx-tokens 800 "$q $(seq 1 200 | tr '\n' ' ')" >/dev/null 2>&1; expect "a full context" 7 $?
+mkdir -p "$tmp/nobwrap"
+for p in bash sh cat; do ln -sf "$(command -v $p)" "$tmp/nobwrap/$p"; done
+PATH=$tmp/nobwrap "$dm" run -C "$tmp/ws" "$q" >/dev/null 2>&1; expect "no sandbox to be had" 6 $?
+
+# ---- approval -----------------------------------------------------------------------------------------------------
+fresh_ws
+out=$("$dm" run -C "$tmp/ws" --ask --output-format json "How many lines does data/prices.csv have?" 2>/dev/null); rc=$?
+expect "a call that asks pauses the session" 4 $rc "$out"
+[ "$(field pending.0.name <<<"$out")" = bash ] && ok "... and names the call" || fail "pending" "$out"
+out=$("$dm" run --resume "$(field session_id <<<"$out")" --yes 2>/dev/null); rc=$?
+expect "... and goes on with --yes" 0 $rc "$out"
+[[ $out == *6* ]] && ok "... to the right answer" || fail "answer" "$out"
+
+# ---- standard input --------------------------------------------------------------------------------------------------
+fresh_ws
+mkfifo "$tmp/fifo"; sleep 60 >"$tmp/fifo" & holder=$!
+out=$(timeout 50 "$dm" run -C "$tmp/ws" "$q" <"$tmp/fifo" 2>&1); rc=$?
+kill $holder 2>/dev/null
+expect "an open pipe on standard input is not waited for" 0 $rc "$out"
+out=$(echo "$q" | "$dm" run -C "$tmp/ws" - 2>&1); [[ $out == *4817* ]] && ok "the request from standard input" || fail "stdin" "$out"
+out=$(printf '%s\nList the .md files.\n' "$q" | "$dm" chat -C "$tmp/ws" 2>/dev/null); rc=$?
+expect "chat" 0 $rc "$out"
+[[ $out == *4817*README.md* ]] && ok "chat: two answers" || fail "chat" "$out"
+
+# ---- killed while the tool runs (C4, A08) ---------------------------------------------------------------------------------
+fresh_ws
+printf 'echo x >> effects\nsleep 3\necho did\n' >"$tmp/ws/scripts/run.sh"
+"$dm" run -C "$tmp/ws" --output-format stream-json "Run the command: sh scripts/run.sh" >"$tmp/killed" 2>/dev/null & pid=$!
+for _ in $(seq 400); do [ -s "$tmp/ws/effects" ] && grep -q '"spilled"' "$tmp/killed" && break; sleep 0.05; done
+kill -9 $pid; wait $pid 2>/dev/null
+id=$(head -n 1 "$tmp/killed" | field session_id)
+"$dm" sessions ls | grep "$id" | grep -q interrupted && ok "a killed session is listed as interrupted" || fail "sessions ls" "$("$dm" sessions ls)"
+out=$("$dm" run --resume "$id" --output-format json 2>"$tmp/err"); rc=$?
+[ $rc -le 1 ] || fail "resume after kill -9: exit $rc" "$out$(cat "$tmp/err")"
+python3 - "$out" <<'PY' && ok "after kill -9 a turn costs its new tokens" || fail "after kill -9: prefill" "$out"
+import json, sys
+t = json.loads(sys.argv[1])["turns"][0]
+assert t["prefilled_tokens"] <= t["new_tokens"] + 256, t
+PY
+"$dm" sessions show "$id" --json | grep -q '"state":"unknown"' && ok "the call's outcome is unknown, and said" || fail "unknown" "$("$dm" sessions show "$id")"
+starts=$("$dm" sessions show "$id" --json | grep -c '"state":"started"')
+[ "$(wc -l <"$tmp/ws/effects")" -le "$starts" ] && ok "the runtime repeated nothing: an effect per call that the model made" || fail "effects" "$(cat "$tmp/ws/effects")"
+
+# ---- signals --------------------------------------------------------------------------------------------------------------------
+for sig in INT:130 TERM:143; do
+    fresh_ws
+    printf 'sleep 30\n' >"$tmp/ws/scripts/run.sh"
+    "$dm" run -C "$tmp/ws" --output-format stream-json "Run the command: sh scripts/run.sh" >"$tmp/out" 2>/dev/null & pid=$!
+    for _ in $(seq 400); do grep -q tool_start "$tmp/out" && break; sleep 0.05; done
+    kill -"${sig%:*}" $pid; wait $pid; rc=$?
+    expect "SIG${sig%:*}" "${sig#*:}" $rc
+    [ "$(tail -n 1 "$tmp/out" | field type)" = result ] && ok "... the result is the last line" || fail "last line" "$(tail -n 1 "$tmp/out")"
+done
+exit $bad
