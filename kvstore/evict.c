@@ -6,8 +6,8 @@
  *
  * and the lowest goes first: an entry found again and again (an anchor shared by many sessions) stays through as many
  * bytes of one-shot writes as its hits are worth, and a once-hot one leaves when they are used up.  Among equals the later written goes first: a
- * block is written after its predecessor, and everything used by one hit has one age, so chains lose their deep end and
- * states before the beginning that the rest hangs on.
+ * block is written after its predecessor, and everything used by one hit has one age (the states that it passed by, too), so
+ * chains lose their deep end before the beginning that the rest hangs on.
  *
  * Never evicted: what this transaction wrote, and what a hit has pinned.  Evicted only when nothing else is left: what was
  * used within the last eighth of a quota, so that a store full of old favourites leaves room for a new session. */
@@ -16,7 +16,8 @@
 
 #include "kvstore/kv_int.h"
 
-#define USES_MAX 8 /* hits that count */
+#define USES_MAX 8        /* hits that count */
+#define TOUCHED_MAX 65536 /* keys with uses that wait for the writer */
 
 uint64_t kv_priority(const dm_kv *kv, uint64_t clock, uint32_t uses)
 {
@@ -99,13 +100,28 @@ int kv_entry_delete(kv_write *w, const kv_key *k)
 
 /* ---- use ------------------------------------------------------------------------------------------- */
 
-int kv_touch(kv_write *w, const kv_key *k, uint32_t uses)
+uint32_t kv_uses_after(uint32_t uses, int64_t more)
+{
+    int64_t hits = more % KV_PASS, passes = more / KV_PASS;
+    if (uses < KV_PASS_USES) uses = uses + passes < KV_PASS_USES ? uses + (uint32_t)passes : KV_PASS_USES;
+    return uses + hits < UINT32_MAX ? uses + (uint32_t)hits : UINT32_MAX;
+}
+
+/* Out of memory, or too many while nothing can be written: an age that is not noted does no harm. */
+void kv_note_use(dm_kv *kv, const kv_key *k, int64_t use)
+{
+    if (kv->opts.read_only || kv->touched.used >= TOUCHED_MAX) return;
+    kv_slot *s = kv_map_put(&kv->touched, k);
+    if (s) s->v.count += use;
+}
+
+int kv_touch(kv_write *w, const kv_key *k, int64_t uses)
 {
     kv_index ix;
     dm_kv *kv = w->kv;
     int rc = kv_index_get(kv, w->txn, k, &ix);
     if (rc) return rc == MDB_NOTFOUND ? 0 : rc;
-    uint32_t sum = ix.uses + uses < ix.uses ? UINT32_MAX : ix.uses + uses;
+    uint32_t sum = kv_uses_after(ix.uses, uses);
     uint64_t priority = kv_priority(kv, w->clock.bytes, sum), quota = (uint64_t)kv->quota_pages * kv->page_bytes;
     if (priority <= ix.priority + quota / 64) return 0; /* hardly a change: not worth rewriting pages */
     rc = delete_order(w, &ix);

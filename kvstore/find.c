@@ -207,20 +207,48 @@ static void pin_free(hit_pin *p)
     dm_free(p);
 }
 
+static void note_key(dm_kv *kv, const kv_key *k, int64_t use)
+{
+    kv_entry *en = kv_ram_get(kv, k);
+    if (en) en->uses = kv_uses_after(en->uses, use);
+    if (en) kv_ram_use(kv, en);
+    kv_note_use(kv, k, use);
+}
+
 /* One use of the state and of every block before it: the whole path gets the same age, so shared beginnings never look older
  * than what hangs on them. */
 static void note_use(dm_kv *kv, const hit_pin *p)
 {
     pthread_mutex_lock(&kv->lock);
-    for (size_t i = 0; i <= p->blocks_count; i++) {
-        const kv_key *k = i < p->blocks_count ? &p->blocks[i] : &p->state;
-        kv_entry *en = kv_ram_get(kv, k);
-        if (en && en->uses < UINT32_MAX) en->uses++;
-        if (en) kv_ram_use(kv, en);
-        kv_map_add(&kv->touched, k, 1); /* out of memory: an age that is not noted does no harm */
-    }
+    for (size_t i = 0; i < p->blocks_count; i++) note_key(kv, &p->blocks[i], 1);
+    note_key(kv, &p->state, 1);
     pthread_cond_signal(&kv->work);
     pthread_mutex_unlock(&kv->lock);
+}
+
+/* The states that the hit passed by, one behind each block at most.  Were they to age alone, a chain that loses its deep end would be
+ * left without any state, hence without use. */
+static void note_passed(dm_kv *kv, const hit_pin *p, const int32_t *ids)
+{
+    MDB_txn *txn;
+    MDB_cursor *cur;
+    if (!p->blocks_count || kv_txn_begin(kv, false, &txn) != 0) return;
+    if (mdb_cursor_open(txn, kv->db[KV_DB_STATES], &cur) != 0) {
+        kv_txn_end(kv, txn);
+        return;
+    }
+    for (size_t i = 0; i < p->blocks_count; i++) {
+        const dm_hash *last = i ? &p->blocks[i - 1].hash : &kv->opts.root;
+        const int32_t *tail = ids + i * DM_KV_BLOCK;
+        kv_key ram, disk;
+        bool on = disk_state(kv, cur, last, tail, DM_KV_BLOCK - 1, &disk);
+        pthread_mutex_lock(&kv->lock);
+        bool in = kv_ram_state(kv, last, tail, DM_KV_BLOCK - 1, &ram);
+        if (in || on) note_key(kv, in && (!on || ram.tail_count >= disk.tail_count) ? &ram : &disk, KV_PASS);
+        pthread_mutex_unlock(&kv->lock);
+    }
+    mdb_cursor_close(cur);
+    kv_txn_end(kv, txn);
 }
 
 static void count_find(dm_kv *kv, bool hit)
@@ -255,6 +283,7 @@ int dm_kv_find(dm_kv *kv, const int32_t *ids, int64_t n, int64_t limit, dm_kv_hi
         hit->pos = b * DM_KV_BLOCK + best.tail_count;
         hit->pin = p;
         note_use(kv, p);
+        note_passed(kv, p, ids);
     } else {
         release_pins(kv, p, 0);
         pin_free(p);

@@ -94,6 +94,14 @@ int kv_meta_decode(kv_meta *m, const void *p, size_t n);
 void kv_clock_encode(uint8_t out[KV_CLOCK_BYTES], const kv_clock *c);
 bool kv_clock_decode(kv_clock *c, const void *p, size_t n);
 
+/* A state is hit when a prompt goes on from it, passed by when one goes on from a deeper state of the same chain.  Passing by keeps it
+ * as young as the blocks around it, but counts as a use only up to PASS_USES: the middle of a long session is worth
+ * less than an anchor that many go on from. */
+#define KV_PASS ((int64_t)1 << 32)
+#define KV_PASS_USES 3
+uint32_t kv_uses_after(uint32_t uses, int64_t more);
+void kv_note_use(dm_kv *kv, const kv_key *k, int64_t use); /* with kv->lock: for the writer to apply */
+
 /* ---- key map (keymap.c) ---------------------------------------------------------------- */
 
 typedef struct kv_slot {
@@ -161,7 +169,7 @@ struct dm_kv {
     kv_list lru, queue;
     kv_map pins;    /* key -> number of hits that hold it */
     kv_map doomed;  /* keys whose disk copy is going away: not offered, not pinned */
-    kv_map touched; /* key -> hits since the writer last looked */
+    kv_map touched; /* key -> uses since the writer last looked: hits, plus KV_PASS for each hit that passed by it */
     kv_map removals;     /* keys to delete from the disk */
     uint64_t removal_no, removal_done;
     uint64_t ticket;     /* of the newest put */
@@ -259,7 +267,7 @@ typedef struct kv_write {
 } kv_write;
 int kv_evict_room(kv_write *w, int64_t pages); /* 0, MDB_NOTFOUND: nothing more may go, or an LMDB code */
 int kv_entry_delete(kv_write *w, const kv_key *k);
-int kv_touch(kv_write *w, const kv_key *k, uint32_t uses);
+int kv_touch(kv_write *w, const kv_key *k, int64_t uses); /* as in touched; 0: only its age */
 uint64_t kv_priority(const dm_kv *kv, uint64_t clock, uint32_t uses);
 int64_t kv_room_pages(const kv_write *w);
 

@@ -22,7 +22,7 @@
 #define READERS_NS 30000000000ull /* stale readers are looked for this often */
 #define TOUCH_NS 5000000000ull    /* ages may wait this long for a transaction that is needed anyway */
 #define TOUCH_KEYS 4096
-#define SQUEEZE_MAX 4
+#define SQUEEZE_MAX 12
 
 typedef enum fate { FATE_WRITTEN, FATE_THERE, FATE_NO_ROOM } fate;
 typedef struct batch {
@@ -177,7 +177,7 @@ static int write_batch(dm_kv *kv, batch *b)
     if (!rc && b->removals_count && dm_fault("kv.remove")) rc = ENOSPC;
     for (size_t i = 0; !rc && i < b->touched.cap; i++) {
         const kv_slot *s = &b->touched.slots[i];
-        if (s->key.kind) rc = kv_touch(&w, &s->key, s->v.count > UINT32_MAX ? UINT32_MAX : (uint32_t)s->v.count);
+        if (s->key.kind) rc = kv_touch(&w, &s->key, s->v.count);
     }
     if (!rc) rc = put_all(&w, b);
     return rc ? write_abort(&w, rc) : write_commit(&w);
@@ -329,18 +329,19 @@ static bool take_rest(dm_kv *kv, batch *b)
     return true;
 }
 
-/* The map was full.  Makes room and leaves it at that, so that the batch is tried again at once; or stalls.  A reader that holds
- * old pages makes evictions useless: then nothing goes beyond what the quota asks for. */
+/* The map was full: makes room and leaves it at that, so that the batch is tried again at once; or stalls.  Free pages may lie
+ * scattered (small extents, a small quota), so each time in a row makes twice the room of the time before.  A reader
+ * that holds old pages makes evictions useless: then nothing goes beyond what the quota asks for. */
 static void tight(dm_kv *kv, int64_t pages)
 {
     int squeeze = ++kv->squeeze;
     pthread_mutex_unlock(&kv->lock);
     int reader = blocking_reader(kv);
-    int64_t want = pages * (reader ? 1 : squeeze), cap = kv->quota_pages / 4;
-    int rc = make_room(kv, want <= cap || squeeze == 1 ? want : cap > pages ? cap : pages);
+    int64_t want = reader ? pages : pages << (squeeze < 8 ? squeeze - 1 : 7), cap = kv->quota_pages / 4;
+    int rc = make_room(kv, want <= cap ? want : cap > pages ? cap : pages);
     pthread_mutex_lock(&kv->lock);
     if (is_damage(rc)) broken(kv, rc);
-    else if (rc || reader || squeeze > SQUEEZE_MAX) stall(kv, rc ? rc : MDB_MAP_FULL, reader);
+    else if (rc || reader || squeeze >= SQUEEZE_MAX) stall(kv, rc ? rc : MDB_MAP_FULL, reader);
 }
 
 /* Takes a batch, writes it without the lock, settles.  Returns with the lock held. */
