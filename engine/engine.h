@@ -156,9 +156,13 @@ typedef enum dm_parse_kind {
     DM_PARSE_CALL,      /* call `index` begins; p,n: its name */
     DM_PARSE_ARGS,      /* p,n: more of the arguments' JSON text of call `index` */
     DM_PARSE_CALL_END,  /* p,n: the whole arguments JSON of call `index` */
-    DM_PARSE_ERROR,     /* a malformed call; p,n: one sentence for the model */
-    DM_PARSE_REPAIR,    /* something was read in spite of its spelling; p,n: what */
+    DM_PARSE_ERROR,     /* a malformed call; p,n: one sentence for the model.  index: the call, begun or not */
+    DM_PARSE_REPAIR,    /* something was read in spite of its spelling; p,n: what.  index: -1 */
 } dm_parse_kind;
+/* index counts the calls that began, so a call that was refused on the way (ERROR, no CALL_END) leaves a gap;
+ * dm_parser_call_name(i) and dm_parser_call_args(i) count whole calls only.
+ * A block that gave no whole call comes out as content too, so that its text is not lost (unless it was cut).
+ * p is valid during the callback; texts are whole characters, and the ARGS of a call joined are its CALL_END. */
 typedef struct dm_parse_event { dm_parse_kind kind; int index; const char *p; size_t n; } dm_parse_event;
 typedef void (*dm_parse_fn)(void *ctx, const dm_parse_event *ev);
 
@@ -168,7 +172,8 @@ DM_API void dm_parser_destroy(dm_parser *p);
 DM_API int dm_parser_feed(dm_parser *p, const char *bytes, size_t n, bool special);
 /* No more: flushes what was held back.  cut: ended by a limit, so an open call is no call (T24). */
 DM_API int dm_parser_finish(dm_parser *p, bool cut);
-DM_API bool dm_parser_block_closed(const dm_parser *p); /* the call block is closed: the turn is over */
+/* The turn is over: the call block is closed, or a call grew over call_bytes_max (then with an ERROR). */
+DM_API bool dm_parser_block_closed(const dm_parser *p);
 DM_API int dm_parser_calls(const dm_parser *p);         /* whole calls so far */
 DM_API const char *dm_parser_call_name(const dm_parser *p, int i);
 DM_API const char *dm_parser_call_args(const dm_parser *p, int i); /* JSON object text */
