@@ -421,6 +421,13 @@ CASE(missing_closers_inside_a_block_are_repaired)
           .repaired = true);
 }
 
+CASE(a_self_closed_parameter_is_empty)
+{
+    CHECK(TC "\n" INV("bash") "\n<" DSML "parameter name=\"command\" string=\"true\"/>\n" INV_ "\n" TC_, 0, .calls = "bash {\"command\": \"\"}\n",
+          .repaired = true);
+    CHECK(BASH("<" DSML "parameter name=‘command’ string=“true”>ls" P_), 0, .calls = "bash {\"command\": \"ls\"}\n", .repaired = true);
+}
+
 CASE(invalid_bytes_become_replacement_characters_everywhere)
 {
     CHECK("a\xff\xc3</think>b\xe2\x82" C1, THINKING, .reasoning = "a\uFFFD\uFFFD", .content = "b\uFFFD", .calls = C1_CALL);
@@ -513,6 +520,7 @@ int main(void)
         T(q3_an_unknown_tool_in_a_whole_block_is_a_tool_error),
         T(plain_invokes_count_in_text_at_the_end_only),
         T(missing_closers_inside_a_block_are_repaired),
+        T(a_self_closed_parameter_is_empty),
         T(invalid_bytes_become_replacement_characters_everywhere),
         T(the_same_characters_made_of_ordinary_tokens_are_text),
         T(after_the_end_token_nothing_is_read),
