@@ -45,7 +45,7 @@ static size_t simple_bpe(const simple *s, const char *word, char parts[][520])
         json_int_t rank = -1;
         for (size_t i = 0; i + 1 < n; i++) {
             char key[1100];
-            snprintf(key, sizeof key, "%s %s", parts[i], parts[i + 1]);
+            snprintf(key, sizeof key, "%.519s %.519s", parts[i], parts[i + 1]);
             json_t *r = json_object_get(s->merges, key);
             if (r && (rank < 0 || json_integer_value(r) < rank)) rank = json_integer_value(r), best = i;
         }
