@@ -62,7 +62,7 @@ static uint8_t *flags(judge *j, int layer, int64_t pos) { return &j->excused[(in
 
 static void blame(judge *j, forward_tag tag, int layer, int64_t pos, const char *fmt, ...) DM_PRINTF(5, 6);
 static void blame(judge *j, forward_tag tag, int layer, int64_t pos, const char *fmt, ...) {
-    vname v = {.kind = VN_ROWS, .tag = tag, .layer = layer};
+    vname v = {.kind = VN_ROWS, .tag = tag, .layer = layer, .mtp = layer == j->c->num_hidden_layers};
     char name[96], what[150];
     va_list ap;
     va_start(ap, fmt);

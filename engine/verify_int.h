@@ -48,6 +48,7 @@ typedef struct vname {
     vname_kind kind;
     forward_tag tag; /* VN_ROWS; VN_CUT: the K or S rows */
     int layer;       /* as in trace_int.h: −1 the trunk's head, num_hidden_layers the MTP layer */
+    bool mtp;        /* layer is the MTP layer */
     int64_t cut;
     bool prev;       /* VN_CUT: lane A of the previous window, else the rows of the unfinished one */
 } vname;

@@ -25,16 +25,16 @@ static bool tag_of(const char *s, forward_tag *out) {
 }
 
 /* "layers.N." or "mtp.0." in front of s */
-static const char *layer_of(const dm_config *c, const char *s, int *layer) {
+static const char *layer_of(const dm_config *c, const char *s, vname *out) {
     if (dm_str_prefix(s, "mtp.0.")) {
-        *layer = c->num_hidden_layers;
+        out->layer = c->num_hidden_layers, out->mtp = true;
         return c->num_nextn_predict_layers ? s + 6 : NULL;
     }
     if (!dm_str_prefix(s, "layers.")) return NULL;
     char *end;
     long n = strtol(s + 7, &end, 10);
     if (end == s + 7 || *end != '.' || n < 0 || n >= c->num_hidden_layers) return NULL;
-    *layer = (int)n;
+    out->layer = (int)n;
     return end + 1;
 }
 
@@ -57,7 +57,7 @@ static bool cut_name(const dm_config *c, const char *name, vname *out) {
     char *end;
     out->kind = VN_CUT;
     out->cut = strtol(name + 3, &end, 10);
-    const char *s = *end == '.' && out->cut > 0 ? layer_of(c, end + 1, &out->layer) : NULL;
+    const char *s = *end == '.' && out->cut > 0 ? layer_of(c, end + 1, out) : NULL;
     return s && cut_of(s, out);
 }
 
@@ -68,19 +68,18 @@ bool vname_parse(const dm_config *c, const char *name, vname *out) {
     if (strcmp(name, "logits") == 0) return out->tag = FT_LOGITS, true;
     if (strcmp(name, "head.x") == 0) return out->tag = FT_HEAD_X, true;
     if (strcmp(name, "mtp.logits") == 0) {
-        out->tag = FT_LOGITS, out->layer = c->num_hidden_layers;
+        out->tag = FT_LOGITS, out->layer = c->num_hidden_layers, out->mtp = true;
         return c->num_nextn_predict_layers > 0;
     }
     if (strncmp(name, "cut", 3) == 0) return cut_name(c, name, out);
-    const char *s = layer_of(c, name, &out->layer);
+    const char *s = layer_of(c, name, out);
     return s && tag_of(s, &out->tag);
 }
 
 int vname_order(const vname *v) {
     if (v->kind == VN_TOKENS || v->kind == VN_POS) return -1;
-    int layer = v->layer;
-    if (layer < 0) layer = DM_LAYERS_MAX; /* the head comes behind the layers, then the MTP layer */
-    else if (v->tag == FT_LOGITS || v->tag == FT_HEAD_X) layer = DM_LAYERS_MAX + 2;
+    /* the trunk's head comes behind all layers, then the MTP layer */
+    int layer = v->layer < 0 ? DM_LAYERS_MAX : v->mtp ? DM_LAYERS_MAX + 1 : v->layer;
     return layer * FT_COUNT + (int)v->tag;
 }
 
