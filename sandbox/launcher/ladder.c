@@ -13,7 +13,11 @@
 /* Fills l->bwrap with an absolute path; false if there is none. */
 static bool bwrap_find(launcher *l) {
     const char *name = l->hello.bwrap ? l->hello.bwrap : "bwrap";
-    if (strchr(name, '/')) return realpath(name, l->bwrap) && access(l->bwrap, X_OK) == 0;
+    if (strchr(name, '/')) {
+        if (realpath(name, l->bwrap) && access(l->bwrap, X_OK) == 0) return true;
+        l->bwrap[0] = 0;
+        return false;
+    }
     const char *path = "/usr/bin:/bin";
     for (size_t i = 0; i < l->hello.env.n; i++)
         if (dm_str_prefix(l->hello.env.p[i], "PATH=")) path = l->hello.env.p[i] + 5;
@@ -44,7 +48,7 @@ static long setting(const char *path) {
 
 /* The way out, as one clause. */
 static const char *remedy(const launcher *l, const char *why) {
-    if (!l->bwrap[0]) return "install the package bubblewrap";
+    if (!l->bwrap[0]) return l->hello.bwrap ? "name an existing one, or install the package bubblewrap" : "install the package bubblewrap";
     if (setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == 1)
         return "AppArmor forbids user namespaces: allow them for bwrap with a profile, or set kernel.apparmor_restrict_unprivileged_userns=0";
     if (setting("/proc/sys/kernel/unprivileged_userns_clone") == 0) return "user namespaces are switched off: set kernel.unprivileged_userns_clone=1";

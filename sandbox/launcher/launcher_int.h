@@ -91,6 +91,7 @@ void protect_release(plan *p); /* removes placeholders that no other command nee
 /* ---- watch.c ---- */
 typedef struct usage { int64_t rss_bytes; int processes; } usage;
 usage watch_tree(pid_t root);
+int watch_children(pid_t parent, pid_t *out, int cap); /* how many were written */
 void watch_kill_tree(pid_t root, int sig);
 
 /* ---- spawn.c ---- */

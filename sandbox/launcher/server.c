@@ -5,7 +5,9 @@
  *         \--SUP_FAILED or no word at all-----------------------> reported as setup_failed
  * A bound that is passed, a kill or the end of the host moves it to `ending`: SIGTERM, so that tools can drop their
  * locks, and GRACE_MS later SIGKILL to the first process of the pid namespace, which takes all the others with it.
- * bubblewrap's monitor ends only after the namespace is empty, so its end is the proof that nothing is left. */
+ * bubblewrap's monitor ends only after the namespace is empty, so its end is the proof that nothing is left.  Unless it is
+ * killed in its first moments: then a half-made namespace can outlive it, waiting for ever with the command's pipes in
+ * hand.  We are the subreaper, so that orphan becomes our child and is known by being nobody's monitor. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -278,10 +280,10 @@ static void command_read(command *c) {
 }
 
 /* Four descriptors for each command, then those of the caller. */
-static int loop_wait(launcher *l, struct pollfd *extra, int extra_count) {
+static int loop_wait(launcher *l, struct pollfd *extra, int extra_count, int most_ms) {
     struct pollfd pf[COMMANDS_MAX * 4 + 2];
     int n = 0;
-    uint64_t now = dm_now_ns(), due = now + ms(60000);
+    uint64_t now = dm_now_ns(), due = now + ms(most_ms);
     for (int i = 0; i < extra_count; i++) pf[n++] = extra[i];
     for (int i = 0; i < COMMANDS_MAX; i++) {
         const command *c = &l->commands[i];
@@ -314,16 +316,24 @@ static bool loop_step(launcher *l, sb_exit *x) {
     return false;
 }
 
-/* Orphans of commands without a pid namespace come to us: they have lost their supervisor. */
-static void reap_orphans(const launcher *l) {
-    siginfo_t si;
-    for (;;) {
-        si.si_pid = 0;
-        if (waitid(P_ALL, 0, &si, WEXITED | WNOHANG | WNOWAIT) != 0 || si.si_pid == 0) return;
-        for (int i = 0; i < COMMANDS_MAX; i++)
-            if (l->commands[i].used && l->commands[i].c.pid == si.si_pid) return; /* its own turn comes by its pidfd */
-        (void)waitid(P_PID, (id_t)si.si_pid, &si, WEXITED | WNOHANG);
+static bool is_monitor(const launcher *l, pid_t pid) {
+    for (int i = 0; i < COMMANDS_MAX; i++)
+        if (l->commands[i].used && l->commands[i].c.pid == pid) return true;
+    return false;
+}
+
+/* Children of ours that are no command's monitor have lost the one who answered for them.  true: there were some. */
+static bool orphans_kill(const launcher *l) {
+    static pid_t list[4096];
+    const int n = watch_children(getpid(), list, (int)DM_COUNT(list));
+    bool found = false;
+    for (int i = 0; i < n; i++) {
+        if (is_monitor(l, list[i])) continue;
+        found = true;
+        kill(list[i], SIGKILL);
+        (void)waitpid(list[i], NULL, WNOHANG);
     }
+    return found;
 }
 
 static void shut_down(launcher *l) {
@@ -332,9 +342,10 @@ static void shut_down(launcher *l) {
     for (int i = 0; i < COMMANDS_MAX; i++)
         if (l->commands[i].used) command_kill(&l->commands[i], dm_now_ns(), l->mode);
     while (l->count > 0 && dm_now_ns() < end) {
-        (void)loop_wait(l, NULL, 0);
+        (void)loop_wait(l, NULL, 0, 1000);
         while (loop_step(l, &x)) continue;
     }
+    while (orphans_kill(l) && dm_now_ns() < end) (void)poll(NULL, 0, 1);
 }
 
 int server_run(launcher *l) {
@@ -342,14 +353,18 @@ int server_run(launcher *l) {
     int host = (int)syscall(SYS_pidfd_open, getppid(), 0);
     sb_exit x;
     int rc = 0;
+    bool orphans = false; /* there may be some to kill or to reap */
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     while (rc == 0) {
         struct pollfd pf[2] = {{l->sock, POLLIN, 0}, {host, POLLIN, 0}};
-        rc = loop_wait(l, pf, 2);
+        rc = loop_wait(l, pf, 2, orphans ? 5 : 60000);
         if (rc == 0 && pf[1].revents) rc = DM_EPIPE;
         if (rc == 0 && pf[0].revents) rc = on_packet(l);
-        while (rc == 0 && loop_step(l, &x)) rc = exit_send(l, &x);
-        reap_orphans(l);
+        while (rc == 0 && loop_step(l, &x)) {
+            orphans = true;
+            rc = exit_send(l, &x);
+        }
+        if (orphans) orphans = orphans_kill(l);
     }
     shut_down(l);
     if (host >= 0) close(host);
@@ -368,6 +383,6 @@ int server_run_one(launcher *l, sb_request *r, sb_exit *x) {
         return rc;
     }
     while (!loop_step(l, x))
-        if (loop_wait(l, NULL, 0) < 0) return DM_EIO;
+        if (loop_wait(l, NULL, 0, 1000) < 0) return DM_EIO;
     return 0;
 }

@@ -138,7 +138,7 @@ static void oom_first(void) {
 
 _Noreturn static void child_exec(const launcher *l, const int *fds) {
     setsid();
-    prctl(PR_SET_PDEATHSIG, l->mode >= MODE_BWRAP_HOST_PROC ? SIGKILL : SIGTERM, 0, 0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0); /* a bare supervisor asks for SIGUSR1 instead */
     oom_first();
     descriptors_place(fds);
     const char *const bare[] = {l->self, "supervise", NULL};

@@ -26,8 +26,15 @@ static void on_term(int sig) {
     if (term_target) kill((pid_t)term_target, sig);
 }
 
+/* The launcher is gone: no more asking.  What leaves the group is found when the command has ended. */
+static void on_orphaned(int sig) {
+    (void)sig;
+    if (term_target) kill((pid_t)term_target, SIGKILL);
+}
+
 static int report(const sup_record *r) {
     ssize_t n;
+    (void)signal(SIGPIPE, SIG_IGN);
     do n = write(FD_STATUS, r, sizeof *r); /* one packet: shorter than PIPE_BUF */
     while (n < 0 && errno == EINTR);
     return n == (ssize_t)sizeof *r ? 0 : 1;
@@ -182,7 +189,11 @@ static int prepare(sb_request *r, bool *pidns) {
         return report_failure("the wrapper made no pid namespace of its own; is this really bubblewrap?");
     if (!*pidns) {
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-        prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0);
+        const struct sigaction orphaned = {.sa_handler = on_orphaned, .sa_flags = SA_RESTART};
+        (void)sigaction(SIGUSR1, &orphaned, NULL);
+        prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0);
+        struct pollfd reader = {FD_STATUS, 0, 0}; /* it may have gone before we asked to be told */
+        if (poll(&reader, 1, 0) == 1) return 1;
     }
     return 0;
 }
@@ -196,8 +207,8 @@ int supervise_main(void) {
     pid_t command = fork();
     if (command < 0) return report_failure("the command's process cannot be made");
     if (command == 0) command_exec(&r, tell[1]);
+    term_target = pidns ? -1 : -command; /* its own session, made before it does anything else */
     const struct sigaction term = {.sa_handler = on_term, .sa_flags = SA_RESTART};
-    term_target = pidns ? -1 : -command;
     (void)sigaction(SIGTERM, &term, NULL);
     /* The command's descriptors are the command's alone: when it closes its output the reader sees the end. */
     close(FD_IN), close(FD_OUT), close(FD_ERR), close(FD_CONFIG), close(FD_FILTER), close(tell[1]);
@@ -211,7 +222,7 @@ int supervise_main(void) {
         return report_failure(text);
     }
     const sup_record started = {.kind = SUP_STARTED};
-    if (report(&started) != 0) return 1;
+    if (report(&started) != 0 && !pidns) on_orphaned(0);
     const int rc = command_wait(command, pidns);
     sb_request_free(&r);
     return rc;

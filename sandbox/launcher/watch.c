@@ -80,6 +80,15 @@ static tree tree_of(pid_t root) {
     return t;
 }
 
+int watch_children(pid_t parent, pid_t *out, int cap) {
+    tree t = {0};
+    children_add(&t, parent);
+    const int n = t.n < cap ? t.n : cap;
+    if (n > 0) memcpy(out, t.pids, (size_t)n * sizeof *out);
+    dm_free(t.pids);
+    return n;
+}
+
 usage watch_tree(pid_t root) {
     tree t = tree_of(root);
     usage u = {0, t.n};

@@ -153,14 +153,18 @@ static inline void wait_processes(const char *marker, int want) {
     assert_int_equal(processes_with(marker), want);
 }
 
-static inline pid_t only_child(void) {
+/* Its first child. */
+static inline pid_t child_of(pid_t parent) {
     char path[64];
     int pid = 0;
-    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)parent, (int)parent);
     FILE *f = fopen(path, "r");
+    assert_non_null(f);
     assert_int_equal(fscanf(f, "%d", &pid), 1);
     fclose(f);
     return pid;
 }
+
+static inline pid_t only_child(void) { return child_of(getpid()); }
 
 #endif
