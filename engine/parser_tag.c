@@ -244,7 +244,7 @@ static void set_attribute(const cursor *c, tag *t, size_t at, size_t len, size_t
 
 static lex attribute(cursor *c, tag *t)
 {
-    size_t at = c->i, i = at, from, n;
+    size_t at = c->i, i = at, from = 0, n = 0;
     while (i < c->n && (letter(c->v->p[i]) || c->v->p[i] == '_')) i++;
     size_t len = i - at;
     c->i = blanks(c, i);
