@@ -10,11 +10,10 @@
 
 typedef struct chat_opts {
     setup_opts s; /* first */
-    const char *resume;
 } chat_opts;
 
 static const dm_opt options[] = {
-    { "resume", 'r', DM_OPT_STR, offsetof(chat_opts, resume), .metavar = "ID", .help = "go on with a session (a unique beginning of its id, or \"last\")" },
+    { "resume", 'r', DM_OPT_STR, offsetof(setup_opts, resume), .metavar = "ID", .help = "go on with a session (a unique beginning of its id, or \"last\")" },
     SETUP_OPTIONS,
 };
 
@@ -93,7 +92,7 @@ static void on_event(void *ctx, dm_session *s, const dm_host_event *ev)
     progress_event(ev);
     switch (ev->kind) {
     case DM_EV_CONTENT:
-        out_write(ev->text, ev->n);
+        out_untrusted(ev->text, ev->n);
         c->text_open = true;
         break;
     case DM_EV_TOOL_START: show_call(c, ev->json, "*"); break;
@@ -201,7 +200,7 @@ static int open_session(chat *c, dm_err *e)
     so.interactive = true;
     so.fn = on_event;
     so.ctx = c;
-    int rc = c->o.resume ? dm_session_resume(c->s.host, c->o.resume, &so, &c->session, e) : dm_session_create(c->s.host, &so, &c->session, e);
+    int rc = c->o.s.resume ? dm_session_resume(c->s.host, c->o.s.resume, &so, &c->session, e) : dm_session_create(c->s.host, &so, &c->session, e);
     return rc == DM_EINVAL ? DM_EUSAGE : rc;
 }
 

@@ -34,6 +34,8 @@ int out_write(const void *p, size_t n);
 int out_text(const char *s);
 int out_printf(const char *fmt, ...) DM_PRINTF(1, 2);
 int out_json(const json_t *v); /* one line */
+/* Text that a model or a tool wrote: on a terminal without the control characters that would steer it. */
+int out_untrusted(const char *p, size_t n);
 void err_printf(const char *fmt, ...) DM_PRINTF(1, 2);
 bool err_is_terminal(void);
 /* Warnings and errors (verbose: everything) of the libraries go to standard error. */
@@ -49,6 +51,7 @@ void signals_clear(void);
 
 typedef struct setup_opts {
     const char *model, *state_dir, *workspace, *numerics, *isa, *sleep, *sandbox, *kv_salt;
+    const char *resume; /* a session that must exist: said before anything big is opened */
     int64_t threads, ctx_tokens, kv_bytes, ram_bytes, max_turns, max_tokens;
     bool kv, yes, ask, verbose;
 } setup_opts;

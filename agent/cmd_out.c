@@ -45,6 +45,21 @@ int out_printf(const char *fmt, ...)
     return rc;
 }
 
+int out_untrusted(const char *p, size_t n)
+{
+    if (!isatty(STDOUT_FILENO)) return out_write(p, n);
+    dm_buf b = { 0 };
+    int rc = 0;
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        unsigned char c = (unsigned char)p[i], next = i + 1 < n ? (unsigned char)p[i + 1] : 0;
+        if (c == 0xC2 && next >= 0x80 && next < 0xA0) i++; /* U+0080..U+009F */
+        else if ((c >= 32 && c != 127) || c == '\n' || c == '\t') rc = dm_buf_byte(&b, c);
+    }
+    if (rc == 0) rc = out_write(b.p, b.n);
+    dm_buf_free(&b);
+    return rc;
+}
+
 static int json_part(const char *p, size_t n, void *ctx) { return dm_buf_append(ctx, p, n) < 0 ? -1 : 0; }
 
 int out_json(const json_t *v)

@@ -12,13 +12,13 @@
 
 typedef struct run_opts {
     setup_opts s; /* first */
-    const char *format, *resume;
+    const char *format;
     bool phases, partial;
 } run_opts;
 
 static const dm_opt options[] = {
     { "output-format", 'o', DM_OPT_ENUM, offsetof(run_opts, format), .def = "text", .choices = "text|json|stream-json", .help = "what standard output gets" },
-    { "resume", 'r', DM_OPT_STR, offsetof(run_opts, resume), .metavar = "ID", .help = "go on with a session (a unique beginning of its id, or \"last\")" },
+    { "resume", 'r', DM_OPT_STR, offsetof(setup_opts, resume), .metavar = "ID", .help = "go on with a session (a unique beginning of its id, or \"last\")" },
     { "phases", 0, DM_OPT_FLAG, offsetof(run_opts, phases), .def = "0", .help = "one line per phase of each turn on standard error" },
     { "partial", 0, DM_OPT_FLAG, offsetof(run_opts, partial), .def = "0", .help = "stream-json: text while it is generated" },
     SETUP_OPTIONS,
@@ -50,7 +50,7 @@ static void text_result(run *r, const json_t *v)
 {
     const char *subtype = str(v, "subtype");
     if (!strcmp(subtype, "success")) {
-        out_text(str(v, "result"));
+        out_untrusted(str(v, "result"), strlen(str(v, "result")));
         out_text("\n");
         return;
     }
@@ -158,8 +158,8 @@ static int open_session(run *r, dm_err *e)
     setup_session_opts(&r->s, &so);
     so.fn = on_event;
     so.ctx = r;
-    if (!r->o.resume) return dm_session_create(r->s.host, &so, &r->session, e);
-    int rc = dm_session_resume(r->s.host, r->o.resume, &so, &r->session, e);
+    if (!r->o.s.resume) return dm_session_create(r->s.host, &so, &r->session, e);
+    int rc = dm_session_resume(r->s.host, r->o.s.resume, &so, &r->session, e);
     if (rc == DM_EINVAL) rc = DM_EUSAGE; /* ambiguous or too short */
     return rc;
 }
@@ -183,15 +183,15 @@ static int run_session(run *r, const char *prompt, dm_err *e)
 static int exit_status(const run *r, int rc)
 {
     int number = r->signal_number ? r->signal_number : signals_caught();
-    if (number && (rc == DM_ECANCELED || rc == 0)) return rc == 0 ? 0 : 128 + number;
-    return dm_exit_code(rc);
+    if (rc != DM_ECANCELED) return dm_exit_code(rc);
+    return number ? 128 + number : 1; /* without a signal it was the reader of standard output who left */
 }
 
 /* The prompt: the arguments joined, or standard input for `-` or when there is none and no session goes on. */
 static int take_prompt(const run *r, const dm_opt_result *res, dm_buf *out, bool *have, dm_err *e)
 {
     *have = true;
-    if (res->nargs == 0 && r->o.resume) {
+    if (res->nargs == 0 && r->o.s.resume) {
         *have = false;
         return 0;
     }

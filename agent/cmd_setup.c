@@ -241,6 +241,13 @@ static int open_host(setup *s, dm_err *e)
     return dm_host_create(&s->host, &o, e);
 }
 
+static int check_session(setup *s, dm_err *e)
+{
+    char id[DM_SESSION_ID_CHARS + 1];
+    int rc = dm_journal_resolve(s->journal, s->o->resume, id, e);
+    return rc == DM_EINVAL ? DM_EUSAGE : rc; /* ambiguous or too short */
+}
+
 static int stopped(dm_err *e) { return signals_caught() ? dm_err_set(e, DM_ECANCELED, "start", "interrupted") : 0; }
 
 int setup_open(setup *s, const setup_opts *o, dm_err *e)
@@ -250,6 +257,7 @@ int setup_open(setup *s, const setup_opts *o, dm_err *e)
     if (rc == 0) rc = open_sandbox(s, e);
     if (rc == 0) rc = stopped(e);
     if (rc == 0) rc = dm_journal_open(&s->journal, s->state_dir, false, e);
+    if (rc == 0 && o->resume) rc = check_session(s, e);
     if (rc == 0) rc = open_model(s, e);
     if (rc == 0) rc = read_agent(s, e);
     if (rc == 0) rc = stopped(e);

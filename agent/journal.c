@@ -22,7 +22,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAP_BYTES_FIRST ((size_t)1 << 32) /* address space only */
+#define MAP_BYTES_FIRST ((size_t)16 << 20) /* address space; doubled when it is full, so that path is a common one */
 #define GROW_BYTES ((off_t)1 << 20)       /* the file's length moves in steps of this (J3) */
 #define EVENT_SUM_BYTES 16
 #define EVENT_KEY_BYTES (DM_SESSION_ID_CHARS + 8)

@@ -18,7 +18,7 @@ static json_t *title_of(const char *text)
     size_t n = strcspn(text, "\n");
     bool cut = n > TITLE_BYTES_MAX;
     if (cut) n = dm_utf8_whole(text, TITLE_BYTES_MAX - 3);
-    memcpy(t, text, n);
+    for (size_t i = 0; i < n; i++) t[i] = (unsigned char)text[i] < 32 || text[i] == 127 ? ' ' : text[i]; /* it is shown on terminals */
     snprintf(t + n, sizeof t - n, "%s", cut ? "..." : "");
     return json_string(t);
 }

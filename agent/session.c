@@ -309,6 +309,8 @@ static void generate_enter(dm_session *s)
     gen_job job = { .engine = s->h->o.engine, .seq = s->seq, .ids = s->led.ids.p + pos, .n = (size_t)(to - pos),
                     .max_new = s->gen_anchor ? 0 : max_tokens(s) < room ? max_tokens(s) : room, .eos = s->h->eos, .sampler = s->sampler,
                     .sink = pager_sink(&s->pager), .parse = s->gen_anchor ? NULL : &parse };
+    if (s->fig.prefilled == 0) s->feed_from = pos;
+    s->job_from = pos;
     dm_buf_clear(&s->content);
     dm_buf_clear(&s->reasoning);
     int rc = gen_start(&s->gen, &job, &err);
@@ -336,8 +338,11 @@ static void take_items(dm_session *s, gen_item *list)
     gen_items_free(list);
 }
 
-static void tell_progress(dm_session *s, int64_t done, int64_t total)
+/* Of the turn, not of the job: the system block and the rest are two. */
+static void tell_progress(dm_session *s, int64_t done)
 {
+    int64_t total = (int64_t)s->led.ids.n - s->feed_from;
+    done += s->job_from - s->feed_from;
     uint64_t now = dm_now_ns();
     if (done < total && now - s->progress_ns < PROGRESS_NS) return;
     s->progress_ns = now;
@@ -527,7 +532,7 @@ static void generate_poll(dm_session *s)
     bool progress, ended;
     int64_t done, total;
     take_items(s, gen_take(&s->gen, &progress, &done, &total, &ended));
-    if (progress) tell_progress(s, done, total);
+    if (progress) tell_progress(s, done);
     if (s->interrupted && !ended) dm_engine_cancel(s->h->o.engine, s->seq);
     if (!ended) return;
     s->gen_busy = false;
@@ -904,7 +909,8 @@ int dm_session_send(dm_session *s, const char *text, dm_err *e)
     if (!text && !idle_now) return dm_err_set(e, DM_ESTATE, "session", "the session runs already");
     if (!text && !ledger_has_input(&s->led) && !s->led.reply_open)
         return dm_err_set(e, DM_EINVAL, "session", "session %s has nothing to go on with; give it a message", s->id);
-    int rc = text && idle_now ? calls_give_up_waiting(s, e) : 0;
+    int rc = idle_now ? calls_settle_unknown(s, e) : 0; /* a result that could not be journaled is lost */
+    if (rc == 0 && text && idle_now) rc = calls_give_up_waiting(s, e);
     if (rc == 0 && text) rc = record_message(s, text, e);
     if (rc < 0 || !idle_now) return rc;
     session_set_state(s, ledger_calls_open(&s->led) ? S_CALLS : S_PREPARE);

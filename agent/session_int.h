@@ -62,6 +62,7 @@ struct dm_session {
     bool gen_busy, gen_anchor; /* a job runs; it is the one that ends at the anchor */
     int64_t anchor;          /* end of the system block in the first prompt; 0: none */
     int64_t limit;           /* deepest cut to restore */
+    int64_t feed_from, job_from; /* where the turn's prefill began, and that of the job at hand */
     int restores_failed;     /* jobs that failed right behind a restore in this turn (K17) */
     restore_report restored;
     dm_err restore_err;

@@ -16,6 +16,7 @@
 typedef struct rig_opts {
     bool no_kv, keep_awake, no_sandbox;
     int64_t ctx_tokens_max;
+    int jobs_max;            /* of the engine's queue */
     const char *numerics_id, *system;
     const json_t *tools;     /* borrowed; NULL: all built-ins */
     uint8_t weights;         /* first byte of the fingerprint */
@@ -63,7 +64,7 @@ RIG_FN void rig_open_at(rig *r, const rig_opts *o)
                                              .eos = dm_tok_special(r->tok, "<｜end▁of▁sentence｜>"), .ctx_tokens_max = r->o.ctx_tokens_max,
                                              .numerics_id = r->o.numerics_id });
     assert_non_null(r->f);
-    assert_ok_e(dm_engine_create(&r->g, r->f, &(dm_engine_opts){ 0 }, &e), e);
+    assert_ok_e(dm_engine_create(&r->g, r->f, &(dm_engine_opts){ .jobs_max = r->o.jobs_max }, &e), e);
     assert_ok_e(dm_journal_open(&r->j, r->state, false, &e), e);
     dm_host_opts h = { .loop = &r->loop, .engine = r->g, .forward = r->f, .tok = r->tok, .journal = r->j, .sandbox = r->sandbox, .model_name = "scripted",
                        .state_dir = r->state, .system = r->o.system ? r->o.system : "You are a test. Use the tools.", .tools = r->o.tools, .mode = r->o.mode, .keep_awake = r->o.keep_awake };

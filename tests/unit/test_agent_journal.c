@@ -222,6 +222,28 @@ static void one_process_opens_a_journal_once(void **state)
     dm_journal_close(other);
 }
 
+static void a_journal_outgrows_its_first_map(void **state)
+{
+    (void)state;
+    const char *dir = fresh();
+    dm_journal *j = filled(dir);
+    char *big = dm_malloc((1 << 20) + 1);
+    memset(big, 'b', 1 << 20);
+    big[1 << 20] = 0;
+    for (int i = 0; i < 40; i++) append(j, id_b, json_pack("{s:s,s:s}", "type", "message", "text", big));
+    dm_free(big);
+    seen s = { 0 };
+    dm_err e = { 0 };
+    assert_ok_e(dm_journal_read(j, id_b, look, &s, &e), e);
+    assert_int_equal(s.n, 41);
+    dm_journal_close(j);
+    assert_ok_e(dm_journal_open(&j, dir, true, &e), e);
+    s = (seen){ 0 };
+    assert_ok_e(dm_journal_read(j, id_b, look, &s, &e), e);
+    assert_int_equal(s.n, 41);
+    dm_journal_close(j);
+}
+
 /* ---- what is not ours ------------------------------------------------------------------------- */
 
 static void data_path(char *out, size_t cap, const char *dir) { snprintf(out, cap, "%s/journal/data.mdb", dir); }
@@ -399,6 +421,7 @@ int main(void)
         cmocka_unit_test(a_claim_dies_with_its_process),
         cmocka_unit_test(a_removed_session_is_gone_and_the_others_stay),
         cmocka_unit_test(one_process_opens_a_journal_once),
+        cmocka_unit_test(a_journal_outgrows_its_first_map),
         cmocka_unit_test(a_newer_journal_is_refused_and_left_alone),
         cmocka_unit_test(a_cut_journal_is_an_error_at_every_length),
         cmocka_unit_test(a_foreign_file_is_an_error_and_left_alone),

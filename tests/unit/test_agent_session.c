@@ -806,11 +806,10 @@ static void many_event(void *ctx, dm_session *s, const dm_host_event *ev)
     if (++m->finished == 3) uv_stop(&m->r->loop);
 }
 
-static void sessions_of_one_host_do_not_mix(void **state)
+static void run_three(const char *name, int jobs_max)
 {
-    (void)state;
     rig r;
-    rig_open(&r, "many", NULL);
+    rig_open(&r, name, &(rig_opts){ .jobs_max = jobs_max });
     scripted_sleep_us(r.f, 50);
     many m = { .r = &r };
     dm_err e = { 0 };
@@ -847,6 +846,18 @@ static void sessions_of_one_host_do_not_mix(void **state)
     }
     assert_int_equal(scripted_count(r.f).refused, 0);
     rig_close(&r);
+}
+
+static void sessions_of_one_host_do_not_mix(void **state)
+{
+    (void)state;
+    run_three("many", 0);
+}
+
+static void a_full_engine_queue_only_delays(void **state)
+{
+    (void)state;
+    run_three("queue", 1);
 }
 
 int main(void)
@@ -887,6 +898,7 @@ int main(void)
         cmocka_unit_test(a_session_keeps_its_own_system_text),
         cmocka_unit_test(a_session_that_runs_elsewhere_is_busy),
         cmocka_unit_test(sessions_of_one_host_do_not_mix),
+        cmocka_unit_test(a_full_engine_queue_only_delays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
