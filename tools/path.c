@@ -182,7 +182,8 @@ static int dir_make(const workspace *w, char *name, int depth) {
     char real[NAME_BYTES_MAX];
     int rc = workspace_where(w, parent, real, sizeof real);
     if (rc == 0 && strlen(real) + strlen(last) + 2 < sizeof real) {
-        strcat(strcat(real, real[0] ? "/" : ""), last);
+        const size_t n = strlen(real);
+        snprintf(real + n, sizeof real - n, "%s%s", n ? "/" : "", last);
         if (path_protected(real)) rc = -EROFS;
     }
     if (rc == 0 && mkdirat(parent, last, 0777) != 0 && errno != EEXIST) rc = -errno;

@@ -2,20 +2,20 @@
 # House rules that a machine can check.  Each finding names the rule and the replacement.
 set -u
 cd "$(dirname "$0")/../.."
-bad=0
-check() { # text, then the findings on standard input
+findings=$(mktemp)
+trap 'rm -f "$findings"' EXIT
+check() { # text, then the findings on standard input (in a pipe, hence in a process of its own: the file counts)
     local found
     found=$(cat)
     [ -z "$found" ] && return
-    echo "not ok: $1"; echo "$found" | head -n 20 | sed 's/^/    /'
-    bad=1
+    { echo "not ok: $1"; echo "$found" | head -n 20 | sed 's/^/    /'; } | tee -a "$findings"
 }
 libs=$(git ls-files 'base/*.[ch]' 'engine/*.[ch]' 'kernels/*.[ch]' 'kernels/cpu/*.[ch]' 'kvstore/*.[ch]' 'sandbox/*.[ch]' 'tools/*.[ch]' 'agent/*.[ch]')
 all=$(git ls-files '*.c' '*.h')
 # shellcheck disable=SC2086
 {
     grep -nE '\b(strcpy|strcat|sprintf|vsprintf|gets|strtok|atoi|atol|atof)\(' $libs | grep -v 'strcpy(p->name, text)' | check "banned call: use snprintf, dm_buf, strtoll with a check"
-    grep -nE '\b(printf|puts|putchar|perror)\(|fprintf\(std(out|err)' $(echo "$libs" | grep -vE '^agent/(cmd|term|main|cli|out|ui)') | check "libraries never print: log with dm_log or return a dm_err"
+    grep -nE '\b(printf|puts|putchar|perror)\(|fprintf\(std(out|err)' $(echo "$libs" | grep -vE '^agent/(cmd|term|main|cli|out|ui)|/launcher/main\.c') | check "libraries never print: log with dm_log or return a dm_err"
     grep -nE '(^|[^_a-z])(exit|abort)\(' $(echo "$libs" | grep -vE '^agent/(cmd|main|cli)|^base/error\.c|/launcher/') | grep -vE '^\S+:\s*(\*|/\*)|\* .*exit\(' | check "libraries never exit: return an error"
     grep -nE '\bgetenv\(' $(echo "$libs" | grep -vE '^base/options\.c|^agent/') | check "the environment is read once, through an options table"
     grep -nE '\b(malloc|calloc|realloc|strdup|strndup)\(' $(echo "$libs" | grep -v '^base/') | grep -vE 'dm_(malloc|calloc|realloc|strdup|strndup)\(|/launcher/|^\S+:\s*(\*|/\*|//)' | check "allocate with dm_malloc and kin: they carry the fault counter"
@@ -31,5 +31,5 @@ arrows engine 'kvstore|tools|sandbox|agent'
 arrows kvstore 'engine|kernels|tools|sandbox|agent'
 arrows sandbox 'engine|kernels|kvstore|tools|agent'
 arrows tools 'engine|kernels|kvstore|agent'
-[ $bad = 0 ] && echo "ok: house rules"
-exit $bad
+[ -s "$findings" ] && exit 1
+echo "ok: house rules"
