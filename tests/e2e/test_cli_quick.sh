@@ -57,7 +57,7 @@ for t in json.loads(sys.argv[1])["turns"]:
     assert t["prefilled_tokens"] <= t["new_tokens"] and t["prefilled_tokens"] + t["restored_tokens"] == t["context_tokens"], t
 PY
 "$dm" sessions ls --json | field 0.id >/dev/null && ok "sessions ls --json" || fail "sessions ls --json"
-"$dm" sessions show "$id" | grep -q "$q" && ok "sessions show" || fail "sessions show"
+out=$("$dm" sessions show "$id"); [[ $out == *"$q"* ]] && ok "sessions show" || fail "sessions show" "$out"
 "$dm" kv stat --json | field blocks >/dev/null && ok "kv stat" || fail "kv stat"
 "$dm" kv verify >/dev/null; expect "kv verify" 0 $?
 
@@ -106,7 +106,7 @@ printf 'echo x >> effects\nsleep 3\necho did\n' >"$tmp/ws/scripts/run.sh"
 for _ in $(seq 400); do [ -s "$tmp/ws/effects" ] && grep -q '"spilled"' "$tmp/killed" && break; sleep 0.05; done
 kill -9 $pid; wait $pid 2>/dev/null
 id=$(head -n 1 "$tmp/killed" | field session_id)
-"$dm" sessions ls | grep "$id" | grep -q interrupted && ok "a killed session is listed as interrupted" || fail "sessions ls" "$("$dm" sessions ls)"
+out=$("$dm" sessions ls); [[ $out == *"$id  interrupted"* ]] && ok "a killed session is listed as interrupted" || fail "sessions ls" "$out"
 out=$("$dm" run --resume "$id" --output-format json 2>"$tmp/err"); rc=$?
 [ $rc -le 1 ] || fail "resume after kill -9: exit $rc" "$out$(cat "$tmp/err")"
 python3 - "$out" <<'PY' && ok "after kill -9 a turn costs its new tokens" || fail "after kill -9: prefill" "$out"
@@ -114,9 +114,23 @@ import json, sys
 t = json.loads(sys.argv[1])["turns"][0]
 assert t["prefilled_tokens"] <= t["new_tokens"] + 256, t
 PY
-"$dm" sessions show "$id" --json | grep -q '"state":"unknown"' && ok "the call's outcome is unknown, and said" || fail "unknown" "$("$dm" sessions show "$id")"
+out=$("$dm" sessions show "$id" --json); [[ $out == *'"state":"unknown"'* ]] && ok "the call's outcome is unknown, and said" || fail "unknown" "$out"
 starts=$("$dm" sessions show "$id" --json | grep -c '"state":"started"')
 [ "$(wc -l <"$tmp/ws/effects")" -le "$starts" ] && ok "the runtime repeated nothing: an effect per call that the model made" || fail "effects" "$(cat "$tmp/ws/effects")"
+
+# ---- a store that was cut, and two runtimes at once -----------------------------------------------------------------------------
+for f in "$DORMOUSE_STATE_DIR"/kv/*/data.mdb; do truncate -s 10000 "$f"; done
+fresh_ws
+out=$("$dm" run -C "$tmp/ws" --output-format json "$q" 2>"$tmp/err"); rc=$?
+expect "a cut store" 0 $rc "$out$(cat "$tmp/err")"
+[ "$(grep -c warning "$tmp/err")" = 1 ] && ok "... one warning" || fail "warnings" "$(cat "$tmp/err")"
+[ "$(field turns.0.restored_tokens <<<"$out")" = 0 ] && ok "... and computed again" || fail "cut store" "$out"
+pids=()
+for i in 1 2 3; do "$dm" run -C "$tmp/ws" --output-format json "$q" >"$tmp/par$i" 2>"$tmp/par$i.err" & pids+=($!); done
+for i in 1 2 3; do
+    wait "${pids[$((i - 1))]}"; expect "three runtimes on one state directory: $i" 0 $? "$(cat "$tmp/par$i" "$tmp/par$i.err")"
+    [[ $(field result <"$tmp/par$i") == *4817* ]] || fail "parallel $i" "$(cat "$tmp/par$i")"
+done
 
 # ---- signals --------------------------------------------------------------------------------------------------------------------
 for sig in INT:130 TERM:143; do
