@@ -85,6 +85,17 @@ static void collect(pick *k, int vocab, float max, double temperature)
     }
 }
 
+/* Drops candidates so light that all of them together cannot be needed to reach top_p; half of that, so that
+ * rounding does not matter.  Saves ordering the long tail. */
+static void drop_tail(pick *k, double top_p)
+{
+    double light = (1 - top_p) * k->total / k->n / 2;
+    int kept = 0;
+    for (int i = 0; i < k->n; i++)
+        if ((double)k->x->weight[k->x->id[i]] >= light) k->x->id[kept++] = k->x->id[i];
+    k->n = kept;
+}
+
 /* Takes candidates in order, at most `limit`, until their weight reaches `enough`.  They end up at the back of
  * id[], most probable last.  Returns how many; *mass is their weight. */
 static int select_top(pick *k, int limit, double enough, double *mass)
@@ -135,6 +146,7 @@ int dm_sampler_pick(dm_sampler *s, const float *logits, int vocab, void **scratc
     int limit = p->top_k > 0 && p->top_k < k.n ? p->top_k : k.n, taken = k.n;
     double mass = k.total;
     if (p->top_p < 1 && limit < k.n) select_top(&k, limit, INFINITY, &mass); /* top-p is a share of what top-k leaves */
+    if (p->top_p < 1 && limit == k.n) drop_tail(&k, p->top_p);
     if (p->top_p < 1) taken = select_top(&k, limit, p->top_p * mass, &mass);
     else if (limit < k.n) taken = select_top(&k, limit, INFINITY, &mass);
     int id = draw(&k, k.n - taken, p->min_p, &s->rng);

@@ -504,6 +504,50 @@ CASE(a_message_without_a_usable_shape_is_named)
     refused("[{\"role\":\"user\",\"content\":\"\xff\"}]", "UTF-8");
 }
 
+static void put_random(dm_buf *out, uint64_t *rng, int depth)
+{
+    static const char *const keys[] = {"role", "content", "tools", "tool_calls", "function", "name", "arguments", "id", "type", "text", "task",
+                                       "tool_call_id", "reasoning_content", "response_format", "wo_eos", "x"};
+    static const char *const values[] = {"null", "true", "5", "-1.5", "\"\"", "\"user\"", "\"assistant\"", "\"tool\"", "\"system\"", "\"developer\"", "\"text\"",
+                                         "\"latest_reminder\"", "\"title\"", "\"{\\\"a\\\": 1}\"", "\"\\ud800\"", "[]", "{}", "NaN"};
+    uint64_t kind = dm_splitmix64(rng) % 8, n = dm_splitmix64(rng) % 6;
+    if (depth == 0 ? false : depth > 5 || kind < 4) {
+        assert_ok(dm_buf_str(out, values[dm_splitmix64(rng) % DM_COUNT(values)]));
+        return;
+    }
+    bool list = depth == 0 || (depth > 1 && kind == 4);
+    assert_ok(dm_buf_str(out, list ? "[" : "{"));
+    for (uint64_t i = 0; i < n; i++) {
+        if (i) assert_ok(dm_buf_str(out, ","));
+        if (!list) assert_ok(dm_buf_printf(out, "\"%s\":", i == 0 && depth == 1 ? "role" : keys[dm_splitmix64(rng) % DM_COUNT(keys)]));
+        if (!list && i == 0 && depth == 1) assert_ok(dm_buf_str(out, values[5 + dm_splitmix64(rng) % 7]));
+        else put_random(out, rng, depth + 1);
+    }
+    assert_ok(dm_buf_str(out, list ? "]" : "}"));
+}
+
+CASE(messages_of_any_shape_are_rendered_or_refused)
+{
+    (void)state;
+    uint64_t rng = test_seed();
+    int rendered = 0;
+    for (int i = 0; i < (test_full() ? 500000 : 20000); i++) {
+        dm_buf in = {0};
+        dm_prompt p = {0};
+        dm_err e = {0};
+        dm_chat_opts o = {.mode = i % 2 ? DM_THINKING : DM_CHAT, .drop_thinking = i % 3, .effort = i % 4, .continues = i % 5 == 0};
+        put_random(&in, &rng, 0);
+        int rc = dm_chat_render(dm_buf_cstr(&in), in.n, &o, &p, &e);
+        if (rc < 0) assert_err(DM_EFORMAT, rc);
+        else rendered++;
+        assert_true(dm_utf8_valid(p.text.p, p.text.n));
+        for (size_t k = 1; k < p.nspans; k++) assert_true(p.spans[k].at >= p.spans[k - 1].at + p.spans[k - 1].len);
+        dm_prompt_free(&p);
+        dm_buf_free(&in);
+    }
+    assert_true(rendered > 100);
+}
+
 CASE(an_empty_list_is_the_beginning_of_a_prompt)
 {
     IS("[]", &thinking, BOS);
@@ -557,7 +601,7 @@ int main(void)
         T(r16_equal_tools_in_another_spelling_are_the_same_bytes), T(r17_parts_that_are_no_text_are_named), T(r18_two_user_messages_are_one_turn),
         T(tasks_end_the_turn_with_their_own_token), T(reminders_wo_eos_and_response_format), T(old_developer_messages_go_with_the_old_reasoning),
         T(the_tools_block_has_its_bytes), T(the_published_round_trip_with_tools), T(rendering_in_parts_is_rendering_whole),
-        T(a_talk_may_be_cut_behind_any_assistant_turn), T(a_message_without_a_usable_shape_is_named), T(an_empty_list_is_the_beginning_of_a_prompt),
+        T(a_talk_may_be_cut_behind_any_assistant_turn), T(a_message_without_a_usable_shape_is_named), T(messages_of_any_shape_are_rendered_or_refused), T(an_empty_list_is_the_beginning_of_a_prompt),
         T(a_prompt_may_be_rendered_into_again), T(running_out_of_memory_is_told_at_every_allocation),
     };
     return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
