@@ -65,15 +65,18 @@ INLINE uint8_t e2m1_pack(float r) {
     uint32_t sub = (uint32_t)(int32_t)(float_of(a) * 2.0f);
     return (uint8_t)((a >= (127u << 23) ? normal : sub) | (u >> 31 << 3));
 }
+#define E4M3_ABS(c) ((c) >> 3 ? (8 + ((c) & 7)) * (float)(1 << ((c) >> 3)) / 1024.0f : ((c) & 7) / 512.0f)
+#define E4M3(c) (((c) & 0x7f) == 0x7f ? NAN : ((c) & 0x80 ? -1.0f : 1.0f) * E4M3_ABS((c) & 0x7f))
+#define E4M3_4(c) E4M3(c), E4M3((c) + 1), E4M3((c) + 2), E4M3((c) + 3)
+#define E4M3_16(c) E4M3_4(c), E4M3_4((c) + 4), E4M3_4((c) + 8), E4M3_4((c) + 12)
+#define E4M3_64(c) E4M3_16(c), E4M3_16((c) + 16), E4M3_16((c) + 32), E4M3_16((c) + 48)
 INLINE float e4m3_float(uint8_t c) {
-    int e = (c >> 3) & 15, m = c & 7;
-    float v = (c & 0x7f) == 0x7f ? NAN : e ? (float)(8 + m) * pow2f(e - 10) : (float)m * 0x1p-9f;
-    return c & 0x80 ? -v : v;
+    static const float value[256] = {E4M3_64(0), E4M3_64(64), E4M3_64(128), E4M3_64(192)};
+    return value[c];
 }
 INLINE float e2m1_float(uint8_t c) {
-    static const float grid[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-    float v = grid[c & 7];
-    return c & 8 ? -v : v;
+    static const float value[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    return value[c & 15];
 }
 
 /* ⌈log2(v)⌉ from the bits of the float v; the byte n + 127 must stay a number. */
