@@ -168,41 +168,51 @@ static void loading_out_of_order_is_refused(void **state) {
 
 /* ---- every allocation fails once ---------------------------------------------------------------------- */
 
-static int life(int32_t *ids) {
+typedef struct past { const void *block; dm_buf state; float *logits; } past; /* of a sequence at 270 */
+
+static int life(const past *p) {
+    static const int32_t ids[3] = {5, 6, 7};
     dm_forward *f = NULL;
     dm_fseq *s = NULL, *t = NULL;
     dm_buf b = {0};
-    const void *block = NULL;
-    float *logits = malloc(4096 * sizeof *logits); /* not counted */
-    assert_non_null(logits);
     int rc = dm_forward_create(&f, model, &(dm_forward_opts){.threads = 2, .rows_max = 32}, NULL);
     if (rc == 0) rc = f->ops->seq_create(f, &s, NULL);
-    for (int i = 0; rc == 0 && i < 280; i += 28) rc = f->ops->step(f, &(dm_run){s, ids + i, 28, logits}, 1, NULL);
+    if (rc == 0) rc = f->ops->step(f, &(dm_run){s, ids, 3, p->logits}, 1, NULL);
     if (rc == 0) rc = f->ops->state_save(f, s, &b, NULL);
     if (rc == 0) rc = f->ops->seq_create(f, &t, NULL);
-    if (rc == 0) rc = f->ops->block(f, s, 0, &block, NULL);
-    if (rc == 0) rc = f->ops->block_load(f, t, 0, block, NULL);
-    if (rc == 0) rc = f->ops->state_load(f, t, b.p, b.n, NULL);
+    if (rc == 0) rc = f->ops->block_load(f, t, 0, p->block, NULL);
+    if (rc == 0) rc = f->ops->state_load(f, t, p->state.p, p->state.n, NULL);
+    if (rc == 0) rc = f->ops->step(f, &(dm_run){t, ids, 3, p->logits}, 1, NULL);
     if (t) f->ops->seq_destroy(f, t);
     if (s) f->ops->seq_destroy(f, s);
     dm_forward_destroy(f);
     dm_buf_free(&b);
-    free(logits);
     return rc;
 }
 static void every_failing_allocation_is_an_error_without_a_leak(void **state) {
     (void)state;
-    int32_t ids[280] = {0};
+    dm_forward *f = forward(1, 256);
+    dm_fseq *s = forward_test_seq(f);
+    int32_t *ids = forward_test_ids(f, 1);
+    past p = {.logits = malloc((size_t)f->vocab * sizeof(float))};
+    dm_err e = {0};
     int failed = 0;
+    forward_test_feed(f, s, ids, 270, 256, NULL);
+    assert_ok_e(f->ops->state_save(f, s, &p.state, &e), e);
+    assert_ok_e(f->ops->block(f, s, 0, &p.block, &e), e);
     for (int64_t n = 1;; n++) {
         dm_fault_alloc_after(n);
-        int rc = life(ids);
+        int rc = life(&p);
         dm_fault_alloc_after(-1);
         if (rc == 0) break;
         assert_int_equal(rc, DM_ENOMEM);
         failed++;
     }
     assert_true(failed > 10);
+    f->ops->seq_destroy(f, s);
+    dm_forward_destroy(f);
+    dm_buf_free(&p.state);
+    free(p.logits), free(ids);
 }
 
 /* ---- other threads while one is in step ----------------------------------------------------------------- */
@@ -242,7 +252,7 @@ static void other_sequences_are_restored_and_saved_during_a_step(void **state) {
     assert_ok_e(f->ops->block(f, a, 0, &s.block, &e), e);
     pthread_t thread[2];
     for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&thread[i], NULL, restore_and_save, &s), 0);
-    forward_test_feed(f, b, ids, 400, 16, NULL);
+    forward_test_feed(f, b, ids, 200, 16, NULL);
     atomic_store(&s.stop, true);
     for (int i = 0; i < 2; i++) {
         void *bad = &s;
