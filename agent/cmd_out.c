@@ -1,4 +1,5 @@
 /* cmd_out.c — standard output and error of the program, and signals before the loop runs. */
+#include "agent/agent_int.h"
 #include "agent/cmd_int.h"
 
 #include <errno.h>
@@ -60,14 +61,11 @@ int out_untrusted(const char *p, size_t n)
     return rc;
 }
 
-static int json_part(const char *p, size_t n, void *ctx) { return dm_buf_append(ctx, p, n) < 0 ? -1 : 0; }
-
 int out_json(const json_t *v)
 {
-    dm_buf b = { 0 };
-    int rc = json_dump_callback(v, json_part, &b, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_ENCODE_ANY) == 0 ? dm_buf_byte(&b, '\n') : DM_ENOMEM;
-    if (rc == 0) rc = out_write(b.p, b.n); /* one write: a line is never cut by another */
-    dm_buf_free(&b);
+    char *text = json_line(v);
+    int rc = text ? out_printf("%s\n", text) : DM_ENOMEM; /* one write: a line is never cut by another */
+    dm_free(text);
     return rc;
 }
 

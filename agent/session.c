@@ -61,16 +61,25 @@ static void idle(dm_session *s) { (void)s; }
 
 /* ---- journal and client ----------------------------------------------------------------------------- */
 
+/* The journal took what memory could not: only a replay knows the truth. */
+static int torn_error(const dm_session *s, dm_err *e)
+{
+    return dm_err_set(e, DM_ESTATE, "session", "session %s ran out of memory behind a commit; close it and resume it", s->id);
+}
+
 int session_record(dm_session *s, json_t **events, size_t n, dm_err *e)
 {
     int rc = 0;
     for (size_t i = 0; i < n; i++)
         if (!events[i]) rc = dm_err_set(e, DM_ENOMEM, "session", "an event could not be made: out of memory or text that is not UTF-8");
+    if (rc == 0 && s->torn) rc = torn_error(s, e);
     if (rc == 0) rc = dm_journal_append(s->h->o.journal, s->id, events, n, NULL, e);
+    bool durable = rc == 0;
     for (size_t i = 0; i < n; i++) {
         if (rc == 0) rc = ledger_apply(&s->led, events[i], e);
         json_decref(events[i]);
     }
+    if (durable && rc < 0) s->torn = true;
     return rc;
 }
 
@@ -906,6 +915,7 @@ int dm_session_send(dm_session *s, const char *text, dm_err *e)
 {
     bool idle_now = s->state == S_IDLE;
     if (s->state == S_CLOSED) return dm_err_set(e, DM_ESTATE, "session", "the session is closed");
+    if (s->torn) return torn_error(s, e);
     if (!text && !idle_now) return dm_err_set(e, DM_ESTATE, "session", "the session runs already");
     if (!text && !ledger_has_input(&s->led) && !s->led.reply_open)
         return dm_err_set(e, DM_EINVAL, "session", "session %s has nothing to go on with; give it a message", s->id);

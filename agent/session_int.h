@@ -50,6 +50,7 @@ struct dm_session {
     outcome out;
 
     ledger led;
+    bool torn;               /* the journal is ahead of led: nothing is recorded any more */
     dm_chat_mode mode;
     dm_sampler sampler;      /* rng is the ledger's */
     dm_tools *tools;

@@ -15,13 +15,22 @@ int64_t json_int(const json_t *o, const char *key, int64_t def)
     return json_is_integer(v) ? json_integer_value(v) : def;
 }
 
-static int line_part(const char *p, size_t n, void *ctx) { return dm_buf_append(ctx, p, n) < 0 ? -1 : 0; }
+/* jansson does not look at every return value of the callback, so a failure is kept here. */
+typedef struct line { dm_buf text; bool failed; } line;
+
+static int line_part(const char *p, size_t n, void *ctx)
+{
+    line *l = ctx;
+    if (!l->failed) l->failed = dm_buf_append(&l->text, p, n) < 0;
+    return l->failed ? -1 : 0;
+}
 
 char *json_line(const json_t *v)
 {
-    dm_buf b = { 0 };
-    if (json_dump_callback(v, line_part, &b, JSON_COMPACT | JSON_ENCODE_ANY | JSON_PRESERVE_ORDER) == 0 && b.p) return (char *)b.p;
-    dm_buf_free(&b);
+    line l = { 0 };
+    int rc = json_dump_callback(v, line_part, &l, JSON_COMPACT | JSON_ENCODE_ANY | JSON_PRESERVE_ORDER);
+    if (rc == 0 && !l.failed && l.text.p) return (char *)l.text.p;
+    dm_buf_free(&l.text);
     return NULL;
 }
 
