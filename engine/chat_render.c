@@ -242,28 +242,35 @@ static void put_task(writer *w, const char *task)
     put_mark(w, mark);
 }
 
-/* System text behind a user turn must not swallow the assistant's marker, so it stands in for that turn. */
-static size_t asking_message(const chat_talk *t, size_t i)
+static bool is_asking(const chat_msg *m) { return m->role == CHAT_USER || m->role == CHAT_DEVELOPER; }
+
+/* System text in mid-talk must not swallow the assistant's marker: behind a user turn it stands in for that turn,
+ * behind a finished assistant turn it asks by itself.  False: message i gives the turn to nobody. */
+static bool gives_turn(const writer *w, size_t *i)
 {
-    size_t k = i;
-    while (k && t->msgs[k].role == CHAT_SYSTEM && !t->msgs[k].task) k--;
-    return t->msgs[k].role == CHAT_USER || t->msgs[k].role == CHAT_DEVELOPER ? k : i;
+    const chat_msg *msgs = w->t->msgs;
+    size_t k = *i;
+    if (msgs[k].role != CHAT_SYSTEM) return is_asking(&msgs[k]);
+    while (k && msgs[k].role == CHAT_SYSTEM) k--;
+    if (is_asking(&msgs[k])) *i = k;
+    if (msgs[k].role == CHAT_ASSISTANT) return !msgs[k].wo_eos;
+    return is_asking(&msgs[k]) || (msgs[k].role == CHAT_SYSTEM && w->o->continues);
 }
 
 static void put_transition(writer *w, size_t i)
 {
     const chat_talk *t = w->t;
-    bool thinking = w->o->mode == DM_THINKING;
+    const bool thinking = w->o->mode == DM_THINKING;
     if (i + 1 < t->n && t->msgs[i + 1].role != CHAT_ASSISTANT && t->msgs[i + 1].role != CHAT_REMINDER) return;
-    i = asking_message(t, i);
-    const chat_msg *m = &t->msgs[i];
-    if (m->task && m->task != chat_tasks[0]) {
-        put_task(w, m->task);
-    } else if (m->task) {
+    const bool turn = t->msgs[i].task || gives_turn(w, &i);
+    const char *task = t->msgs[i].task;
+    if (task && task != chat_tasks[0]) {
+        put_task(w, task);
+    } else if (task) {
         put_mark(w, MARK_ASSISTANT);
         put_mark(w, thinking ? MARK_THINK : MARK_THINK_END);
-        put_task(w, m->task);
-    } else if (m->role == CHAT_USER || m->role == CHAT_DEVELOPER) {
+        put_task(w, task);
+    } else if (turn) {
         put_mark(w, MARK_ASSISTANT);
         put_mark(w, thinking && (!t->drop_thinking || (int64_t)i >= t->last) ? MARK_THINK : MARK_THINK_END);
     }

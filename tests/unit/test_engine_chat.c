@@ -187,7 +187,7 @@ CASE(r08_null_content_with_calls_is_nothing)
     IS("[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"tool_calls\":[]}]", &chat, BOS USR "q" AST "</think>" EOS);
 }
 
-CASE(r09_a_system_message_behind_a_user_keeps_the_assistant_marker)
+CASE(r09_a_system_message_in_mid_talk_keeps_the_assistant_marker)
 {
     IS("[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"system\",\"content\":\"NEW\"}]", &chat, BOS USR "aNEW" AST "</think>");
     IS("[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"system\",\"content\":\"NEW\"}]", &thinking, BOS USR "aNEW" AST "<think>");
@@ -195,6 +195,13 @@ CASE(r09_a_system_message_behind_a_user_keeps_the_assistant_marker)
        "{\"role\":\"system\",\"content\":\"X\"},{\"role\":\"user\",\"content\":\"c\"}]",
        &chat, BOS USR "aNEW" AST "</think>b" EOS "X" USR "c" AST "</think>");
     IS("[{\"role\":\"system\",\"content\":\"S\"}]", &chat, BOS "S");
+    /* behind an assistant turn it asks by itself, in a continued talk too */
+    IS("[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"},{\"role\":\"system\",\"content\":\"NEW\"}]", &thinking,
+       BOS USR "a" AST "<think></think>b" EOS "NEW" AST "<think>");
+    dm_chat_opts next = {.mode = DM_CHAT, .continues = true};
+    IS("[{\"role\":\"system\",\"content\":\"NEW\"}]", &next, "NEW" AST "</think>");
+    IS("[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"latest_reminder\",\"content\":\"r\"},{\"role\":\"system\",\"content\":\"NEW\"}]", &chat,
+       BOS USR "a" AST "</think><｜latest_reminder｜>rNEW");
 }
 
 CASE(r10_developer_role)
@@ -595,7 +602,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(r01_plain_chat), T(r02_old_reasoning_is_dropped_without_tools), T(r03_reasoning_is_kept_with_tools), T(r04_results_follow_the_order_of_the_calls),
         T(r05_empty_arguments_leave_an_empty_line), T(r06_arguments_that_are_no_object_are_kept_as_they_are), T(r07_arguments_may_be_an_object),
-        T(r08_null_content_with_calls_is_nothing), T(r09_a_system_message_behind_a_user_keeps_the_assistant_marker), T(r10_developer_role),
+        T(r08_null_content_with_calls_is_nothing), T(r09_a_system_message_in_mid_talk_keeps_the_assistant_marker), T(r10_developer_role),
         T(r11_effort_text_follows_the_revision_of_the_weights), T(r12_a_closing_tag_inside_an_argument_forges_nothing),
         T(r13_tool_output_is_neither_changed_nor_ends_its_wrapper), T(r14_special_tokens_in_what_others_say_are_plain_text),
         T(r16_equal_tools_in_another_spelling_are_the_same_bytes), T(r17_parts_that_are_no_text_are_named), T(r18_two_user_messages_are_one_turn),
