@@ -13,7 +13,7 @@
 
 #include "sandbox/wire_int.h"
 
-enum { RUNNING_MAX = 256, READY_WAIT_MS = 20000, STOP_WAIT_MS = 5000, SEND_WAIT_MS = 1000 };
+enum { RUNNING_MAX = 256, READY_WAIT_MS = 20000, STOP_WAIT_MS = 20000, SEND_WAIT_MS = 1000 };
 
 struct dm_sandbox {
     int sock; /* owned */

@@ -1,7 +1,7 @@
 /* The built-in tools, one row each.  A model directory may bring its own descriptions and schemas; the result texts are
  * ours and a contract, since models are trained on them:
  *
- *   read   the file's lines as they are; with offset (first line, from 1) and limit only those
+ *   read   the file's lines as they are, without the last newline; with offset (first line, from 1) and limit only those
  *   write  Wrote N bytes to PATH
  *   edit   Edited PATH: 1 replacement                     else  error: text not found in PATH
  *   glob   one path per line, sorted by bytes             else  No files found

@@ -118,6 +118,12 @@ static int read_lines(dm_tool_run *r, int fd, lines *l) {
     return rc;
 }
 
+static void newline_drop(dm_buf *t) {
+    if (t->n == 0 || t->p[t->n - 1] != '\n') return;
+    t->n -= t->n > 1 && t->p[t->n - 2] == '\r' ? 2 : 1;
+    t->p[t->n] = 0;
+}
+
 void files_read(dm_tool_run *r) {
     const char *name = run_text(r, "path");
     const int64_t offset = run_int(r, "offset", 1), limit = run_int(r, "limit", -1);
@@ -135,7 +141,7 @@ void files_read(dm_tool_run *r) {
     r->output_bytes = (int64_t)r->text.n;
     /* The lines, not the file: the newline behind the last one shown is left out, as bash does with its output (the
      * embedded model was trained so, and repeats itself on the other form). */
-    if (rc == 0 && !l.full && r->text.n && r->text.p[r->text.n - 1] == '\n') r->text.p[--r->text.n] = 0;
+    if (rc == 0 && !l.full) newline_drop(&r->text);
     if (rc == DM_EFORMAT) run_error(r, "%s is a binary file of %lld bytes", name, (long long)st.st_size);
     else if (rc < 0) run_error(r, "%s cannot be read: %s", name, dm_err_text(rc));
     else if (l.full) read_note(r, &l);

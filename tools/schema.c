@@ -305,10 +305,11 @@ static int apply_alternatives(ctx *c, const json_t *list, bool exactly_one, json
     json_array_foreach(list, i, one) {
         json_t *made = NULL;
         if (apply(c, one, *value, &made) < 0) continue;
+        /* After repairs several may fit; only what fits as it stands counts against "exactly one". */
+        const bool more = exactly_one && same(made, *value);
         if (fits++ == 0) first = made;
         else json_decref(made);
-        /* After repairs several may fit; only what fits as it stands counts against "exactly one". */
-        if (!exactly_one || !same(made, *value)) break;
+        if (!more) break;
     }
     c->fault = told;
     if (fits == 0) return fault_got(c, "one of the forms that its schema allows", *value);

@@ -22,7 +22,7 @@
 
 #include "sandbox/launcher/launcher_int.h"
 
-enum { COMMANDS_MAX = 256, GRACE_MS = 300, WATCH_MS = 20, DIAG_MAX = 2048 };
+enum { COMMANDS_MAX = 256, GRACE_MS = 300, WATCH_MS = 20, DIAG_MAX = 2048, SHUT_DOWN_MS = 15000 /* less than the host waits */ };
 
 typedef struct command {
     bool used;
@@ -338,7 +338,7 @@ static bool orphans_kill(const launcher *l) {
 
 static void shut_down(launcher *l) {
     sb_exit x;
-    const uint64_t end = dm_now_ns() + ms(4000);
+    const uint64_t end = dm_now_ns() + ms(SHUT_DOWN_MS);
     for (int i = 0; i < COMMANDS_MAX; i++)
         if (l->commands[i].used) command_kill(&l->commands[i], dm_now_ns(), l->mode);
     while (l->count > 0 && dm_now_ns() < end) {

@@ -264,7 +264,7 @@ static void q52_writes_are_taken_in_order(void **state) {
     for (int i = 0; i < 6; i++) call_wait(&g, &c[i]);
     assert_string_equal(c[1].r.text, "Edited f: 1 replacement");
     assert_string_equal(c[2].r.text, "Edited f: 1 replacement");
-    assert_string_equal(c[3].r.text, "three\n");
+    assert_string_equal(c[3].r.text, "three");
     assert_string_equal(c[5].r.text, "four");
     for (int i = 0; i < 6; i++) call_free(&c[i]);
 }
@@ -288,7 +288,7 @@ static void q23_q53_a_batch_gives_each_its_own_result(void **state) {
             snprintf(want, sizeof want, i % 2 ? "%d\nexit code 1" : "%d", i);
             assert_string_equal(c[i].r.text, want);
         } else {
-            assert_string_equal(c[i].r.text, i % 4 == 1 ? "f:1:text" : i % 8 ? "text\n" : "error: no such file: missing");
+            assert_string_equal(c[i].r.text, i % 4 == 1 ? "f:1:text" : i % 8 ? "text" : "error: no such file: missing");
         }
         call_free(&c[i]);
     }

@@ -32,11 +32,11 @@ static void path_of(char *out, const char *name) { snprintf(out, 1100, "%s/%s", 
 
 static void read_gives_the_lines_as_they_are(void **state) {
     (void)state;
-    expect(&g, "read", "{\"path\":\"config/server.ini\"}", "# server\nport = 4817\nhost = bay\n");
-    expect(&g, "read", "{\"path\":\"config/server.ini\",\"offset\":2,\"limit\":1}", "port = 4817\n");
-    expect(&g, "read", "{\"path\":\"config/server.ini\",\"offset\":3}", "host = bay\n");
-    expect(&g, "read", "{\"path\":\"config/server.ini\",\"limit\":1}", "# server\n");
-    expect(&g, "read", "{\"path\":\"./config/../config/server.ini\",\"limit\":1}", "# server\n");
+    expect(&g, "read", "{\"path\":\"config/server.ini\"}", "# server\nport = 4817\nhost = bay");
+    expect(&g, "read", "{\"path\":\"config/server.ini\",\"offset\":2,\"limit\":1}", "port = 4817");
+    expect(&g, "read", "{\"path\":\"config/server.ini\",\"offset\":3}", "host = bay");
+    expect(&g, "read", "{\"path\":\"config/server.ini\",\"limit\":1}", "# server");
+    expect(&g, "read", "{\"path\":\"./config/../config/server.ini\",\"limit\":1}", "# server");
     expect(&g, "read", "{\"path\":\"config/server.ini\",\"offset\":9}", "error: config/server.ini has only 3 lines");
     rig_put(g.ws, "empty", "");
     expect(&g, "read", "{\"path\":\"empty\"}", "");
@@ -96,7 +96,7 @@ static void a_write_that_fails_leaves_the_old_content(void **state) {
 static void edit_replaces_one_place(void **state) {
     (void)state;
     expect(&g, "edit", "{\"path\":\"config/server.ini\",\"old\":\"port = 4817\",\"new\":\"port = 5000\"}", "Edited config/server.ini: 1 replacement");
-    expect(&g, "read", "{\"path\":\"config/server.ini\",\"offset\":2,\"limit\":1}", "port = 5000\n");
+    expect(&g, "read", "{\"path\":\"config/server.ini\",\"offset\":2,\"limit\":1}", "port = 5000");
     expect(&g, "edit", "{\"path\":\"config/server.ini\",\"old\":\"nothing\",\"new\":\"x\"}", "error: text not found in config/server.ini");
 }
 
@@ -105,14 +105,14 @@ static void edit_wants_one_place_or_all(void **state) {
     expect(&g, "edit", "{\"path\":\"src/tides.c\",\"old\":\"high_water\",\"new\":\"hw\"}",
            "error: the text occurs 2 times in src/tides.c; give more of the text around it so that it is unique");
     expect(&g, "edit", "{\"path\":\"src/tides.c\",\"old\":\"high_water\",\"new\":\"hw\",\"all\":true}", "Edited src/tides.c: 2 replacements");
-    expect(&g, "read", "{\"path\":\"src/tides.c\"}", "int hw = 3;\nint low;\nreturn hw;\n");
+    expect(&g, "read", "{\"path\":\"src/tides.c\"}", "int hw = 3;\nint low;\nreturn hw;");
     expect(&g, "edit", "{\"path\":\"src/tides.c\",\"old\":\"hw\",\"new\":\"hw\"}", "error: old and new are the same");
 }
 
 static void edit_keeps_crlf_files_crlf(void **state) {
     (void)state;
     rig_put(g.ws, "dos.txt", "one\r\ntwo\r\nthree\r\n");
-    expect(&g, "read", "{\"path\":\"dos.txt\"}", "one\ntwo\nthree\n");
+    expect(&g, "read", "{\"path\":\"dos.txt\"}", "one\ntwo\nthree");
     expect(&g, "edit", "{\"path\":\"dos.txt\",\"old\":\"one\\ntwo\\n\",\"new\":\"1\\n2\\n\"}", "Edited dos.txt: 1 replacement");
     char *text = rig_get(g.ws, "dos.txt");
     assert_string_equal(text, "1\r\n2\r\nthree\r\n");
@@ -209,7 +209,7 @@ static void long_results_are_bounded_and_say_so(void **state) {
     call_free(&c);
     char args[64], want[64];
     snprintf(args, sizeof args, "{\"path\":\"big.txt\",\"offset\":%d,\"limit\":1}", next);
-    snprintf(want, sizeof want, "line %d of many\n", next);
+    snprintf(want, sizeof want, "line %d of many", next);
     expect(&g, "read", args, want);
     call_run(&g, &c, "grep", "{\"pattern\":\"many\"}");
     assert_true(c.r.cut && c.r.text_bytes <= 16384);
@@ -228,7 +228,7 @@ static void a_binary_file_is_refused_with_its_size(void **state) {
 static void file_text_is_mended_for_the_model(void **state) {
     (void)state;
     rig_put(g.ws, "odd", "a\033[31mred\033[0m\xff" "c\n");
-    expect(&g, "read", "{\"path\":\"odd\"}", "ared\xef\xbf\xbd" "c\n");
+    expect(&g, "read", "{\"path\":\"odd\"}", "ared\xef\xbf\xbd" "c");
 }
 
 /* ---- Q16: a FIFO, a socket, a device or a directory never hangs and is told apart ------------------------------------- */
@@ -327,11 +327,11 @@ static void links_that_stay_inside_work_absolute_ones_too(void **state) {
     char link[1100], target[1200];
     path_of(link, "rel");
     assert_int_equal(symlink("notes/../src", link), 0);
-    expect(&g, "read", "{\"path\":\"rel/tides.c\",\"limit\":1}", "int high_water = 3;\n");
+    expect(&g, "read", "{\"path\":\"rel/tides.c\",\"limit\":1}", "int high_water = 3;");
     path_of(link, "abs");
     snprintf(target, sizeof target, "%s/src", g.ws);
     assert_int_equal(symlink(target, link), 0);
-    expect(&g, "read", "{\"path\":\"abs/tides.c\",\"limit\":1}", "int high_water = 3;\n");
+    expect(&g, "read", "{\"path\":\"abs/tides.c\",\"limit\":1}", "int high_water = 3;");
     expect(&g, "write", "{\"path\":\"abs/new.c\",\"content\":\"x\"}", "Wrote 1 bytes to abs/new.c");
     expect(&g, "read", "{\"path\":\"src/new.c\"}", "x");
     path_of(link, "two");
@@ -357,7 +357,7 @@ static void absolute_paths_inside_are_welcome(void **state) {
     (void)state;
     char args[1300];
     snprintf(args, sizeof args, "{\"path\":\"%s/README.md\"}", g.ws);
-    expect(&g, "read", args, "hello\n");
+    expect(&g, "read", args, "hello");
 }
 
 static void s06_a_path_is_only_a_name(void **state) {
@@ -395,7 +395,7 @@ static void q75_names_that_others_obey_are_refused(void **state) {
         expect(&g, "write", args, want);
     }
     expect(&g, "edit", "{\"path\":\".git/HEAD\",\"old\":\"main\",\"new\":\"evil\"}", "error: .git/HEAD is protected and cannot be changed by tools");
-    expect(&g, "read", "{\"path\":\".git/HEAD\"}", "ref: refs/heads/main\n");
+    expect(&g, "read", "{\"path\":\".git/HEAD\"}", "ref: refs/heads/main");
     expect(&g, "glob", "{\"pattern\":\".*\"}", "No files found");
     expect(&g, "write", "{\"path\":\"AGENTS.md\",\"content\":\"x\"}", "Wrote 1 bytes to AGENTS.md");
     expect(&g, "write", "{\"path\":\".gitignore\",\"content\":\"x\"}", "Wrote 1 bytes to .gitignore");
@@ -430,7 +430,7 @@ static void a_swapped_link_never_leads_out(void **state) {
         call c;
         call_run(&g, &c, "read", "{\"path\":\"race/hostname\"}");
         if (!c.r.is_error) {
-            assert_string_equal(c.r.text, "inside\n");
+            assert_string_equal(c.r.text, "inside");
             good++;
         }
         call_free(&c);
