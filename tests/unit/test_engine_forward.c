@@ -137,6 +137,29 @@ static void blocks_are_whole_or_refused_and_bounded_by_the_pool(void **state) {
     dm_forward_destroy(f);
 }
 
+static void the_plan_tells_the_size_of_blocks_and_states(void **state) {
+    (void)state;
+    dm_plan plan;
+    dm_err e = {0};
+    assert_ok_e(dm_model_plan(dm_model_config(model), 0, &plan, &e), e);
+    dm_forward *f = forward(1, 256);
+    assert_int_equal(f->block_bytes, plan.block_bytes);
+    dm_fseq *s = forward_test_seq(f);
+    int32_t *ids = forward_test_ids(f, 1);
+    int64_t largest = 0;
+    for (int pos = 0; pos < 512; pos += 51) { /* 255 and 510 are among them */
+        dm_buf b = {0};
+        assert_ok_e(f->ops->state_save(f, s, &b, &e), e);
+        largest = (int64_t)b.n > largest ? (int64_t)b.n : largest;
+        dm_buf_free(&b);
+        forward_test_feed(f, s, ids + pos, 51, 51, NULL);
+    }
+    assert_int_equal(largest, plan.state_bytes_max);
+    f->ops->seq_destroy(f, s);
+    free(ids);
+    dm_forward_destroy(f);
+}
+
 static void loading_out_of_order_is_refused(void **state) {
     (void)state;
     dm_forward *f = forward(1, 256);
@@ -271,6 +294,7 @@ int main(void) {
         cmocka_unit_test(wrong_steps_are_refused_and_leave_the_sequence_as_it_was),
         cmocka_unit_test(options_that_cannot_work_are_refused_in_words),
         cmocka_unit_test(blocks_are_whole_or_refused_and_bounded_by_the_pool),
+        cmocka_unit_test(the_plan_tells_the_size_of_blocks_and_states),
         cmocka_unit_test(loading_out_of_order_is_refused),
         cmocka_unit_test(every_failing_allocation_is_an_error_without_a_leak),
         cmocka_unit_test(other_sequences_are_restored_and_saved_during_a_step),

@@ -186,6 +186,63 @@ static void hash_layers_take_the_given_experts_in_ascending_order(void **state) 
     assert_true(id[0] == 1 && id[1] == 3 && weight[1] > weight[0] && margin == 7);
 }
 
+static void route_weights_stay_in_double(void **state) {
+    (void)state;
+    double logit[3] = {0.3, -1.7, 2.2}, weight[2], work[3], s[3], sum = 0;
+    float bias[3] = {0};
+    int32_t id[2];
+    for (int e = 0; e < 3; e++) s[e] = sqrt(log1p(exp(logit[e])));
+    dm_kernels_exact()->route(&(kern_route){.logit = logit, .bias = bias, .experts = 3, .k = 2, .scale = 2.5, .id = id, .weight = weight, .work = work});
+    assert_true(id[0] == 0 && id[1] == 2);
+    sum = s[0] + s[2];
+    assert_true(fabs(weight[0] - s[0] / sum * 2.5) < 1e-15 && fabs(weight[1] - s[2] / sum * 2.5) < 1e-15);
+    assert_true((double)(float)weight[0] != weight[0]);
+}
+
+static void norms_have_their_epsilon_inside_the_root(void **state) {
+    (void)state;
+    enum { DIM = 128 };
+    float x[DIM], y[DIM];
+    uint16_t one[DIM];
+    for (int i = 0; i < DIM; i++) x[i] = 0x1p-10f, one[i] = 0x3f80; /* mean square 2^-20, as large as the epsilon */
+    dm_kernels_exact()->rmsnorm(&(kern_rmsnorm){.x = x, .x_stride = DIM, .weight = one, .y = y, .y_stride = DIM, .rows = 1, .dim = DIM, .eps = 1e-6});
+    assert_float_equal(y[0], 0x1p-10 / sqrt(0x1p-20 + 1e-6), 1e-7);
+}
+
+/* What malformed weights produce must stay in memory that is ours: indices in range, distinct, ascending. */
+static void not_a_number_in_leads_to_valid_indices(void **state) {
+    (void)state;
+    enum { N = 40, K = 9 };
+    static const float odd[4] = {NAN, INFINITY, -INFINITY, 0};
+    const dm_kernels *tables[5] = {dm_kernels_exact()};
+    int n = 1;
+    for (const char *const *isa = dm_kernels_isas(); *isa; isa++) tables[n++] = dm_kernels_get(*isa);
+    for (int t = 0; t < n; t++)
+        for (int kind = 0; kind < 16; kind++) {
+            float score[N], bias[N] = {0}, x[512], one[32] = {0}, margin;
+            double logit[N], work[N], weight[K]; /* large enough for either real */
+            int32_t sel[K], id[K];
+            uint16_t norm[512] = {0x3f80};
+            uint8_t row[KERN_ROW_FP8_BYTES];
+            for (int i = 0; i < N; i++) score[i] = odd[(kind >> (i % 2 * 2)) % 4];
+            memset(logit, 0, sizeof logit);
+            for (int i = 0; i < N; i++) {
+                double d = (double)score[i];
+                memcpy((char *)logit + i * tables[t]->real_bytes, tables[t]->real_bytes == 8 ? (void *)&d : (void *)&score[i], (size_t)tables[t]->real_bytes);
+            }
+            tables[t]->topk(&(kern_topk){.score = score, .n = N, .k = K, .sel = sel, .margin = &margin});
+            tables[t]->route(&(kern_route){.logit = logit, .bias = bias, .experts = N, .k = K, .scale = 1, .id = id, .weight = weight, .margin = &margin, .work = work});
+            for (int i = 0; i < K; i++) {
+                assert_in_range(sel[i], i ? sel[i - 1] + 1 : 0, N - 1);
+                assert_in_range(id[i], i ? id[i - 1] + 1 : 0, N - 1);
+            }
+            for (int i = 0; i < 512; i++) x[i] = odd[(kind >> (i % 2 * 2)) % 4];
+            tables[t]->quant(&(kern_quant){.x = x, .x_stride = 512, .y = x, .y_stride = 512, .rows = 1, .dim = 512});
+            tables[t]->kv_row(&(kern_kv_row){.x = x, .weight = norm, .cos = one, .sin = one, .eps = 1e-6, .round = true, .row = row});
+            assert_int_equal(row[583], 0);
+        }
+}
+
 static void fp8_activations_keep_a_floor_and_the_sign_of_zero(void **state) {
     (void)state;
     float x[256] = {0}, y[256];
@@ -210,6 +267,9 @@ int main(void) {
         cmocka_unit_test(router_scores_are_the_root_of_softplus),
         cmocka_unit_test(router_prefers_the_lowest_id_and_biases_only_the_choice),
         cmocka_unit_test(hash_layers_take_the_given_experts_in_ascending_order),
+        cmocka_unit_test(route_weights_stay_in_double),
+        cmocka_unit_test(norms_have_their_epsilon_inside_the_root),
+        cmocka_unit_test(not_a_number_in_leads_to_valid_indices),
         cmocka_unit_test(fp8_activations_keep_a_floor_and_the_sign_of_zero),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -56,13 +56,13 @@ INLINE float e2m1_round(float x) { return round_mantissa(clampf(x, 6.0f), 1, 0);
 INLINE uint8_t e4m3_pack(float r) {
     uint32_t u = bits_of(r), a = u & 0x7fffffffu;
     uint32_t normal = (a >> 20) - (120u << 3);
-    uint32_t sub = (uint32_t)(int32_t)(float_of(a) * 512.0f);
+    uint32_t sub = (uint32_t)(int32_t)(float_of(a < 121u << 23 ? a : 0) * 512.0f); /* never of a NaN */
     return (uint8_t)((a >= (121u << 23) ? normal : sub) | (u >> 31 << 7));
 }
 INLINE uint8_t e2m1_pack(float r) {
     uint32_t u = bits_of(r), a = u & 0x7fffffffu;
     uint32_t normal = (a >> 22) - (127u << 1) + 2u;
-    uint32_t sub = (uint32_t)(int32_t)(float_of(a) * 2.0f);
+    uint32_t sub = (uint32_t)(int32_t)(float_of(a < 127u << 23 ? a : 0) * 2.0f);
     return (uint8_t)((a >= (127u << 23) ? normal : sub) | (u >> 31 << 3));
 }
 #define E4M3_ABS(c) ((c) >> 3 ? (8 + ((c) & 7)) * (float)(1 << ((c) >> 3)) / 1024.0f : ((c) & 7) / 512.0f)
