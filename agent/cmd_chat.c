@@ -57,12 +57,6 @@ static line_end read_line(chat *c, const char *prompt, dm_buf *out)
 
 /* ---- output ----------------------------------------------------------------------------------------------------- */
 
-static const char *str(const json_t *o, const char *key)
-{
-    const char *s = json_string_value(json_object_get(o, key));
-    return s ? s : "";
-}
-
 static void end_text(chat *c)
 {
     if (c->text_open) out_text("\n");
@@ -73,14 +67,14 @@ static void show_call(chat *c, const json_t *v, const char *mark)
 {
     char *args = json_dumps(json_object_get(v, "args"), JSON_COMPACT | JSON_ENCODE_ANY);
     end_text(c);
-    out_printf("%s %s %.200s\n", mark, str(v, "name"), args ? args : "");
+    out_printf("%s %s %.200s\n", mark, json_str(v, "name"), args ? args : "");
     dm_free(args);
 }
 
 static void show_result(chat *c, const json_t *v)
 {
     end_text(c);
-    if (json_is_true(json_object_get(v, "is_error"))) out_printf("(%s)\n", str(v, "result"));
+    if (json_is_true(json_object_get(v, "is_error"))) out_printf("(%s)\n", json_str(v, "result"));
     c->finished = true;
     uv_stop(&c->s.loop);
 }
@@ -102,7 +96,7 @@ static void on_event(void *ctx, dm_session *s, const dm_host_event *ev)
         break;
     case DM_EV_APPROVAL:
         show_call(c, ev->json, "?");
-        dm_buf_append(&c->asks, str(ev->json, "call_id"), strlen(str(ev->json, "call_id")) + 1);
+        dm_buf_append(&c->asks, json_str(ev->json, "call_id"), strlen(json_str(ev->json, "call_id")) + 1);
         uv_stop(&c->s.loop); /* asked outside of the callback */
         break;
     case DM_EV_RESULT: show_result(c, ev->json); break;

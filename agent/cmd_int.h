@@ -4,7 +4,7 @@
 
 #include <signal.h>
 
-#include "agent/agent.h"
+#include "agent/agent_int.h"
 
 /* ---- cmd.c ------------------------------------------------------------------------------------------ */
 
@@ -26,6 +26,9 @@ int cmd_chat(int argc, char **argv);
 int cmd_sessions(int argc, char **argv);
 int cmd_kv(int argc, char **argv);
 int cmd_model(int argc, char **argv);
+
+/* An integer member for printf. */
+static inline long long json_num(const json_t *o, const char *key) { return (long long)json_int(o, key, 0); }
 
 /* ---- cmd_out.c ---------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,4 @@
 /* cmd_out.c — standard output and error of the program, and signals before the loop runs. */
-#include "agent/agent_int.h"
 #include "agent/cmd_int.h"
 
 #include <errno.h>

@@ -40,17 +40,11 @@ typedef struct run {
 
 /* ---- output -------------------------------------------------------------------------------------------- */
 
-static const char *str(const json_t *o, const char *key)
-{
-    const char *s = json_string_value(json_object_get(o, key));
-    return s ? s : "";
-}
-
 static void text_result(run *r, const json_t *v)
 {
-    const char *subtype = str(v, "subtype");
+    const char *subtype = json_str(v, "subtype");
     if (!strcmp(subtype, "success")) {
-        out_untrusted(str(v, "result"), strlen(str(v, "result")));
+        out_untrusted(json_str(v, "result"), strlen(json_str(v, "result")));
         out_text("\n");
         return;
     }
@@ -60,14 +54,14 @@ static void text_result(run *r, const json_t *v)
         json_array_foreach(json_object_get(v, "pending"), i, c)
         {
             char *args = json_dumps(json_object_get(c, "args"), JSON_COMPACT | JSON_ENCODE_ANY);
-            err_printf("dormouse: waits for approval: %s %s\n", str(c, "name"), args ? args : "");
+            err_printf("dormouse: waits for approval: %s %s\n", json_str(c, "name"), args ? args : "");
             dm_free(args);
         }
         err_printf("dormouse: approve with `dormouse run --resume %s --yes`\n", r->id);
         out_printf("%s\n", r->id);
         return;
     }
-    err_printf("dormouse: %s\n", str(v, "result"));
+    err_printf("dormouse: %s\n", json_str(v, "result"));
     if (r->id[0]) err_printf("dormouse: go on with `dormouse run --resume %s \"…\"`\n", r->id);
 }
 

@@ -14,12 +14,6 @@ static const dm_opt options[] = {
 
 typedef struct sessions { sessions_opts o; dm_journal *journal; json_t *list; } sessions;
 
-static const char *str(const json_t *o, const char *key)
-{
-    const char *s = json_string_value(json_object_get(o, key));
-    return s ? s : "";
-}
-static long long number(const json_t *o, const char *key) { return (long long)json_integer_value(json_object_get(o, key)); }
 
 static int open_journal(sessions *s, bool read_only, dm_err *e)
 {
@@ -38,17 +32,17 @@ static int add_head(void *ctx, const json_t *head)
     sessions *s = ctx;
     json_t *h = json_deep_copy(head);
     if (!h) return DM_ENOMEM;
-    if (!strcmp(str(h, "state"), "running") && !dm_journal_claimed(s->journal, str(h, "id"))) json_object_set_new(h, "state", json_string("interrupted"));
+    if (!strcmp(json_str(h, "state"), "running") && !dm_journal_claimed(s->journal, json_str(h, "id"))) json_object_set_new(h, "state", json_string("interrupted"));
     return json_array_append_new(s->list, h) == 0 ? 0 : DM_ENOMEM;
 }
 
 static void print_head(const json_t *h)
 {
     char when[24] = "";
-    time_t t = (time_t)(number(h, "updated_ms") / 1000);
+    time_t t = (time_t)(json_num(h, "updated_ms") / 1000);
     struct tm tm;
     if (localtime_r(&t, &tm)) strftime(when, sizeof when, "%Y-%m-%d %H:%M", &tm);
-    out_printf("%-26s  %-11s  %5lld  %8lld  %-16s  %s\n", str(h, "id"), str(h, "state"), number(h, "turns"), number(h, "tokens"), when, str(h, "title"));
+    out_printf("%-26s  %-11s  %5lld  %8lld  %-16s  %s\n", json_str(h, "id"), json_str(h, "state"), json_num(h, "turns"), json_num(h, "tokens"), when, json_str(h, "title"));
 }
 
 static int sessions_ls(int argc, char **argv)
@@ -79,28 +73,28 @@ static int sessions_ls(int argc, char **argv)
 
 static void show_tokens(int64_t seq, const json_t *ev)
 {
-    out_printf("%4lld  %s  %zu tokens%s%s\n", (long long)seq, str(ev, "what"), json_array_size(json_object_get(ev, "ids")), *str(ev, "end") ? "  " : "", str(ev, "end"));
+    out_printf("%4lld  %s  %zu tokens%s%s\n", (long long)seq, json_str(ev, "what"), json_array_size(json_object_get(ev, "ids")), *json_str(ev, "end") ? "  " : "", json_str(ev, "end"));
 }
 
 static void show_turn(int64_t seq, const json_t *ev)
 {
-    out_printf("%4lld  turn  new %lld  prefilled %lld  restored %lld (%s)  decoded %lld  spilled %lld bytes%s%s\n", (long long)seq, number(ev, "new_tokens"),
-               number(ev, "prefilled_tokens"), number(ev, "restored_tokens"), str(ev, "restored_from"), number(ev, "decoded_tokens"),
-               number(ev, "spilled_bytes"), *str(ev, "miss") ? "  miss: " : "", str(ev, "miss"));
+    out_printf("%4lld  turn  new %lld  prefilled %lld  restored %lld (%s)  decoded %lld  spilled %lld bytes%s%s\n", (long long)seq, json_num(ev, "new_tokens"),
+               json_num(ev, "prefilled_tokens"), json_num(ev, "restored_tokens"), json_str(ev, "restored_from"), json_num(ev, "decoded_tokens"),
+               json_num(ev, "spilled_bytes"), *json_str(ev, "miss") ? "  miss: " : "", json_str(ev, "miss"));
 }
 
 static int show_event(void *ctx, int64_t seq, const json_t *ev)
 {
     const sessions *s = ctx;
-    const char *type = str(ev, "type");
+    const char *type = json_str(ev, "type");
     if (s->o.json) return out_json(ev);
     if (!strcmp(type, "tokens")) show_tokens(seq, ev);
     else if (!strcmp(type, "turn")) show_turn(seq, ev);
-    else if (!strcmp(type, "message")) out_printf("%4lld  user  %s\n", (long long)seq, str(ev, "text"));
-    else if (!strcmp(type, "created")) out_printf("%4lld  created  model %s  numerics %s  workspace %s\n", (long long)seq, str(ev, "model"), str(ev, "numerics"), str(ev, "workspace"));
+    else if (!strcmp(type, "message")) out_printf("%4lld  user  %s\n", (long long)seq, json_str(ev, "text"));
+    else if (!strcmp(type, "created")) out_printf("%4lld  created  model %s  numerics %s  workspace %s\n", (long long)seq, json_str(ev, "model"), json_str(ev, "numerics"), json_str(ev, "workspace"));
     else if (!strcmp(type, "call"))
-        out_printf("%4lld  call  %s  %s  %s%s%s\n", (long long)seq, str(ev, "id"), str(ev, "state"), str(ev, "name"), *str(ev, "args") ? " " : str(ev, "text"), str(ev, "args"));
-    else out_printf("%4lld  %s  %s  %s\n", (long long)seq, type, str(ev, "subtype"), str(ev, "text"));
+        out_printf("%4lld  call  %s  %s  %s%s%s\n", (long long)seq, json_str(ev, "id"), json_str(ev, "state"), json_str(ev, "name"), *json_str(ev, "args") ? " " : json_str(ev, "text"), json_str(ev, "args"));
+    else out_printf("%4lld  %s  %s  %s\n", (long long)seq, type, json_str(ev, "subtype"), json_str(ev, "text"));
     return 0;
 }
 

@@ -96,6 +96,10 @@ void session_step(dm_session *s);
  * them is DM_ENOMEM. */
 int session_record(dm_session *s, json_t **events, size_t n, dm_err *e);
 void session_emit(dm_session *s, dm_host_event_kind kind, const char *text, size_t n, json_t *json); /* takes json */
+void session_notice(dm_session *s, const char *text);
+void session_seq_drop(dm_session *s);               /* the sequence goes; what it held is in the store or computed again */
+int64_t session_find_anchor(const dm_session *s);
+void session_on_wake(uv_async_t *a);                /* the engine thread left something in s->gen */
 
 /* ---- calls.c ---- */
 typedef enum calls_state { CALLS_RUNNING, CALLS_DONE, CALLS_ASK } calls_state;
