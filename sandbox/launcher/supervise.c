@@ -20,16 +20,14 @@
 /* A shell does not wait for >(filter) and the like: what ends this soon after its command is part of it. */
 enum { LINGER_MS = 150 };
 
-static volatile sig_atomic_t term_target; /* kill() target that SIGTERM is passed on to */
-
-static void on_term(int sig) {
-    if (term_target) kill((pid_t)term_target, sig);
-}
-
-/* The launcher is gone: no more asking.  What leaves the group is found when the command has ended. */
-static void on_orphaned(int sig) {
-    (void)sig;
-    if (term_target) kill((pid_t)term_target, SIGKILL);
+/* Taken one by one with sigwaitinfo, so nothing runs in the middle of something else. */
+static sigset_t watched(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    sigaddset(&set, SIGTERM); /* the launcher asks for an end: passed on */
+    sigaddset(&set, SIGUSR1); /* the launcher is gone (PR_SET_PDEATHSIG): no more asking */
+    return set;
 }
 
 static int report(const sup_record *r) {
@@ -151,16 +149,25 @@ static int64_t cpu_ms(const struct rusage *u) {
     return (int64_t)(u->ru_utime.tv_sec + u->ru_stime.tv_sec) * 1000 + (u->ru_utime.tv_usec + u->ru_stime.tv_usec) / 1000;
 }
 
+/* Reaps whatever has ended; true when the command is among it. */
+static bool command_ended(pid_t command, int *status) {
+    int one;
+    for (pid_t got; (got = waitpid(-1, &one, WNOHANG)) > 0;) {
+        if (got != command) continue;
+        *status = one;
+        return true;
+    }
+    return false;
+}
+
 static int command_wait(pid_t command, bool pidns) {
     sup_record r = {.kind = SUP_ENDED};
-    for (;;) {
-        int status;
-        pid_t got = waitpid(-1, &status, 0);
-        if (got == command) {
-            r.status = status;
-            break;
-        }
-        if (got < 0 && errno != EINTR) return report_failure("the command is not a child of its supervisor");
+    const sigset_t set = watched();
+    const pid_t all = pidns ? -1 : -command; /* its session is its own, so its group is too */
+    while (!command_ended(command, &r.status)) {
+        const int sig = sigwaitinfo(&set, NULL);
+        if (sig == SIGTERM) kill(all, SIGTERM);
+        if (sig == SIGUSR1) kill(all, SIGKILL); /* what has left the group is found when the command has ended */
     }
     r.background = background_end(pidns, command);
     struct rusage u;
@@ -189,8 +196,6 @@ static int prepare(sb_request *r, bool *pidns) {
         return report_failure("the wrapper made no pid namespace of its own; is this really bubblewrap?");
     if (!*pidns) {
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-        const struct sigaction orphaned = {.sa_handler = on_orphaned, .sa_flags = SA_RESTART};
-        (void)sigaction(SIGUSR1, &orphaned, NULL);
         prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0);
         struct pollfd reader = {FD_STATUS, 0, 0}; /* it may have gone before we asked to be told */
         if (poll(&reader, 1, 0) == 1) return 1;
@@ -202,14 +207,13 @@ int supervise_main(void) {
     sb_request r = {0};
     bool pidns = false;
     int tell[2];
+    const sigset_t set = watched();
+    (void)sigprocmask(SIG_BLOCK, &set, NULL); /* before anything can send one; an init would drop it otherwise */
     if (prepare(&r, &pidns) != 0) return 1;
     if (pipe2(tell, O_CLOEXEC) != 0) return report_failure("no pipe for the supervisor");
     pid_t command = fork();
     if (command < 0) return report_failure("the command's process cannot be made");
     if (command == 0) command_exec(&r, tell[1]);
-    term_target = pidns ? -1 : -command; /* its own session, made before it does anything else */
-    const struct sigaction term = {.sa_handler = on_term, .sa_flags = SA_RESTART};
-    (void)sigaction(SIGTERM, &term, NULL);
     /* The command's descriptors are the command's alone: when it closes its output the reader sees the end. */
     close(FD_IN), close(FD_OUT), close(FD_ERR), close(FD_CONFIG), close(FD_FILTER), close(tell[1]);
     char text[192] = "";
@@ -222,7 +226,7 @@ int supervise_main(void) {
         return report_failure(text);
     }
     const sup_record started = {.kind = SUP_STARTED};
-    if (report(&started) != 0 && !pidns) on_orphaned(0);
+    if (report(&started) != 0 && !pidns) kill(-command, SIGKILL);
     const int rc = command_wait(command, pidns);
     sb_request_free(&r);
     return rc;

@@ -216,7 +216,7 @@ static void progress_lines_collapse(void **state) {
 static void a_signal_is_named(void **state) {
     (void)state;
     expect_bash(&g, "kill -SEGV $$", "[ended by signal 11]");
-    expect_bash(&g, "bash -c 'kill -SEGV $$'; echo $?", "bash: line 1:     3 Segmentation fault      bash -c 'kill -SEGV $$'\n139");
+    expect_bash(&g, "(bash -c 'kill -SEGV $$'; echo $?) 2>/dev/null", "139");
 }
 
 static void errors_name_the_right_line(void **state) {
