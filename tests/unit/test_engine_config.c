@@ -220,7 +220,7 @@ static void flipped_bytes_never_pass_as_an_impossible_model(void **s)
 {
     (void)s;
     uint64_t rng = test_seed();
-    dm_buf b = slurp(test_data("engine/flash.config.json"));
+    dm_buf b = slurp(test_data("vectors/tiny.config.json"));
     int good = 0;
     for (int i = 0; i < 3000; i++) {
         size_t at = dm_splitmix64(&rng) % b.n;
