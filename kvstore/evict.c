@@ -9,8 +9,9 @@
  * block is written after its predecessor, and everything used by one hit has one age (the states that it passed by, too), so
  * chains lose their deep end before the beginning that the rest hangs on.
  *
- * Never evicted: what this transaction wrote, and what a hit has pinned.  Evicted only when nothing else is left: what was
- * used within the last eighth of a quota, so that a store full of old favourites leaves room for a new session. */
+ * Never evicted: what this transaction wrote, and what a hit has pinned.  Spared as long as there is anything else: what was
+ * written, and after that what was used, within the last eighth of a quota.  So a store full of old favourites leaves room
+ * for a new session, whose first blocks have no hits yet. */
 #include <errno.h>
 #include <string.h>
 
@@ -102,7 +103,7 @@ int kv_entry_delete(kv_write *w, const kv_key *k)
 
 uint32_t kv_uses_after(uint32_t uses, int64_t more)
 {
-    int64_t hits = more % KV_PASS, passes = more / KV_PASS;
+    int64_t hits = more % KV_PASS, passes = more % KV_AGAIN / KV_PASS;
     if (uses < KV_PASS_USES) uses = uses + passes < KV_PASS_USES ? uses + (uint32_t)passes : KV_PASS_USES;
     return uses + hits < UINT32_MAX ? uses + (uint32_t)hits : UINT32_MAX;
 }
@@ -123,12 +124,14 @@ int kv_touch(kv_write *w, const kv_key *k, int64_t uses)
     if (rc) return rc == MDB_NOTFOUND ? 0 : rc;
     uint32_t sum = kv_uses_after(ix.uses, uses);
     uint64_t priority = kv_priority(kv, w->clock.bytes, sum), quota = (uint64_t)kv->quota_pages * kv->page_bytes;
-    if (priority <= ix.priority + quota / 64) return 0; /* hardly a change: not worth rewriting pages */
+    bool again = uses >= KV_AGAIN && ix.written + quota / 64 < w->clock.bytes;
+    if (priority <= ix.priority + quota / 64 && !again) return 0; /* hardly a change: not worth rewriting pages */
     rc = delete_order(w, &ix);
     if (rc) return rc;
     ix.uses = sum;
     ix.priority = priority;
     ix.last_used = w->clock.bytes;
+    if (uses >= KV_AGAIN) ix.written = w->clock.bytes;
     uint8_t buf[KV_KEY_MAX], rec[KV_INDEX_BYTES], order[KV_ORDER_BYTES];
     MDB_val key = { kv_key_encode(buf, k), buf }, val = { sizeof rec, rec }, okey = { sizeof order, order };
     kv_index_encode(rec, k, &ix);
@@ -139,8 +142,12 @@ int kv_touch(kv_write *w, const kv_key *k, int64_t uses)
 
 /* ---- choosing -------------------------------------------------------------------------------------- */
 
-/* Dooms k (find does not offer it any more) unless it is pinned. */
-static bool doom(kv_write *w, const kv_key *k)
+/* What a scan leaves alone. */
+typedef enum spare { SPARE_NONE, SPARE_WRITTEN, SPARE_USED } spare;
+
+/* Dooms k (find does not offer it any more) unless it is pinned, or was put again or found while this transaction runs: its new
+ * age is not in the index yet, and its caller may count on it. */
+static bool doom(kv_write *w, const kv_key *k, spare what)
 {
     dm_kv *kv = w->kv;
     if (w->gone_count == w->gone_cap) {
@@ -151,7 +158,7 @@ static bool doom(kv_write *w, const kv_key *k)
         w->gone_cap = cap;
     }
     pthread_mutex_lock(&kv->lock);
-    bool ok = !kv_map_count(&kv->pins, k) && kv_map_add(&kv->doomed, k, 1);
+    bool ok = !kv_map_count(&kv->pins, k) && !(what != SPARE_NONE && kv_map_find(&kv->touched, k)) && kv_map_add(&kv->doomed, k, 1);
     kv_entry *en = ok ? kv_ram_get(kv, k) : NULL;
     if (en) en->on_disk = false; /* now the only copy; put back if the transaction fails */
     pthread_mutex_unlock(&kv->lock);
@@ -160,7 +167,7 @@ static bool doom(kv_write *w, const kv_key *k)
 }
 
 /* Looks at one record of "order".  A stale one (of an entry that is gone, or has another place now) is dropped. */
-static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB_val *oval, bool spare_recent)
+static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB_val *oval, spare what)
 {
     dm_kv *kv = w->kv;
     kv_key k;
@@ -173,8 +180,10 @@ static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB
     if (rc || okey->mv_size != sizeof want || memcmp(okey->mv_data, want, sizeof want) != 0) return mdb_cursor_del(cur, 0);
 
     uint64_t recent = (uint64_t)kv->quota_pages * kv->page_bytes / 8;
-    if (ix.seq >= w->seq_first || (spare_recent && ix.last_used + recent > w->clock.bytes)) return 0;
-    if (!doom(w, &k)) return 0;
+    if (ix.seq >= w->seq_first) return 0;
+    if (what != SPARE_NONE && ix.written + recent > w->clock.bytes) return 0;
+    if (what == SPARE_USED && ix.last_used + recent > w->clock.bytes) return 0;
+    if (!doom(w, &k, what)) return 0;
     rc = mdb_cursor_del(cur, 0);
     uint8_t buf[KV_KEY_MAX];
     MDB_val key = { kv_key_encode(buf, &k), buf };
@@ -185,14 +194,14 @@ static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB
     return rc;
 }
 
-static int scan(kv_write *w, int64_t pages, bool spare_recent)
+static int scan(kv_write *w, int64_t pages, spare what)
 {
     MDB_cursor *cur;
     int rc = mdb_cursor_open(w->txn, w->kv->db[KV_DB_ORDER], &cur);
     if (rc) return rc;
     MDB_val key, val;
     for (rc = mdb_cursor_get(cur, &key, &val, MDB_FIRST); !rc && kv_room_pages(w) < pages; rc = mdb_cursor_get(cur, &key, &val, MDB_NEXT))
-        if ((rc = consider(w, cur, &key, &val, spare_recent)) != 0) break;
+        if ((rc = consider(w, cur, &key, &val, what)) != 0) break;
     mdb_cursor_close(cur);
     return rc == MDB_NOTFOUND ? 0 : rc;
 }
@@ -257,14 +266,11 @@ static int sweep(kv_write *w)
 
 int kv_evict_room(kv_write *w, int64_t pages)
 {
-    if (kv_room_pages(w) >= pages) return 0;
-    int rc = scan(w, pages, true);
-    if (!rc && kv_room_pages(w) < pages) rc = scan(w, pages, false);
+    int rc = 0;
+    for (int what = SPARE_USED; what >= SPARE_NONE && !rc && kv_room_pages(w) < pages; what--) rc = scan(w, pages, (spare)what);
     /* Nothing left to evict although room is taken: by damage that the order does not know of, or by pinned entries. */
-    if (!rc && kv_room_pages(w) < pages) {
-        rc = sweep(w);
-        if (!rc && kv_room_pages(w) < pages) rc = scan(w, pages, false);
-    }
+    if (!rc && kv_room_pages(w) < pages) rc = sweep(w);
+    if (!rc && kv_room_pages(w) < pages) rc = scan(w, pages, SPARE_NONE);
     if (rc) return rc;
     return kv_room_pages(w) >= pages ? 0 : MDB_NOTFOUND;
 }

@@ -33,7 +33,8 @@
  *        0    16  XXH3-128 over the entry key and bytes 16 .. 64: a record is good only under its own key
  *       16     4  parts            20  4  hits (saturating)
  *       24     8  payload length   32  8  priority
- *       40     8  sequence number  48  8  store clock of the last use   56  8  zero
+ *       40     8  sequence number  48  8  store clock of the last use
+ *       56     8  store clock of writing
  *
  * Meta record (96 bytes); the place of magic and version never changes
  *        0     4  "DMKV"            4  4  format version
@@ -224,6 +225,7 @@ void kv_index_encode(uint8_t out[KV_INDEX_BYTES], const kv_key *k, const kv_inde
     put64(out + 32, ix->priority);
     put64(out + 40, ix->seq);
     put64(out + 48, ix->last_used);
+    put64(out + 56, ix->written);
     index_sum(out, k, out);
 }
 
@@ -235,7 +237,7 @@ bool kv_index_decode(kv_index *ix, const kv_key *k, const void *p, size_t n, siz
     index_sum(sum, k, b);
     if (memcmp(sum, b, 16) != 0) return false;
     *ix = (kv_index){ .parts = get32(b + 16), .uses = get32(b + 20), .total = get64(b + 24), .priority = get64(b + 32),
-        .seq = get64(b + 40), .last_used = get64(b + 48) };
+        .seq = get64(b + 40), .last_used = get64(b + 48), .written = get64(b + 56) };
     /* A good checksum does not make a sane number: the file may have been made by somebody else. */
     uint64_t room = extent_bytes - KV_HEADER_BYTES;
     return ix->parts > 0 && ix->total <= (uint64_t)ix->parts * room && (ix->parts == 1 || ix->total > (uint64_t)(ix->parts - 1) * room);

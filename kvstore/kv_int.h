@@ -56,6 +56,7 @@ typedef struct kv_index {
     uint64_t priority;  /* place in the eviction order */
     uint64_t seq;       /* order of writing; breaks ties */
     uint64_t last_used; /* store clock */
+    uint64_t written;   /* store clock */
 } kv_index;
 
 typedef struct kv_meta {
@@ -98,6 +99,7 @@ bool kv_clock_decode(kv_clock *c, const void *p, size_t n);
  * as young as the blocks around it, but counts as a use only up to PASS_USES: the middle of a long session is worth
  * less than an anchor that many go on from. */
 #define KV_PASS ((int64_t)1 << 32)
+#define KV_AGAIN ((int64_t)1 << 48) /* it was put again: as good as just written */
 #define KV_PASS_USES 3
 uint32_t kv_uses_after(uint32_t uses, int64_t more);
 void kv_note_use(dm_kv *kv, const kv_key *k, int64_t use); /* with kv->lock: for the writer to apply */
@@ -169,7 +171,8 @@ struct dm_kv {
     kv_list lru, queue;
     kv_map pins;    /* key -> number of hits that hold it */
     kv_map doomed;  /* keys whose disk copy is going away: not offered, not pinned */
-    kv_map touched; /* key -> uses since the writer last looked: hits, plus KV_PASS for each hit that passed by it */
+    kv_map touched; /* key -> uses since the writer last looked: hits, plus KV_PASS for each hit that passed by it,
+                       plus KV_AGAIN for each put of what was there */
     kv_map removals;     /* keys to delete from the disk */
     uint64_t removal_no, removal_done;
     uint64_t ticket;     /* of the newest put */
@@ -267,7 +270,7 @@ typedef struct kv_write {
 } kv_write;
 int kv_evict_room(kv_write *w, int64_t pages); /* 0, MDB_NOTFOUND: nothing more may go, or an LMDB code */
 int kv_entry_delete(kv_write *w, const kv_key *k);
-int kv_touch(kv_write *w, const kv_key *k, int64_t uses); /* as in touched; 0: only its age */
+int kv_touch(kv_write *w, const kv_key *k, int64_t uses); /* as in touched */
 uint64_t kv_priority(const dm_kv *kv, uint64_t clock, uint32_t uses);
 int64_t kv_room_pages(const kv_write *w);
 

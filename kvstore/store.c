@@ -182,7 +182,7 @@ static int put_known(dm_kv *kv, const kv_key *k)
     }
     kv->st.put_duplicates++;
     kv_ram_use(kv, en);
-    if (en->on_disk) kv_note_use(kv, k, 0);
+    if (en->on_disk) kv_note_use(kv, k, KV_AGAIN);
     return 1;
 }
 

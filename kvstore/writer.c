@@ -143,7 +143,8 @@ static int put_entry(kv_write *w, const kv_entry *en, uint32_t uses)
     if (rc) return rc;
     rc = put_extents(w, en, parts);
     if (rc) return rc;
-    ix = (kv_index){ .parts = parts, .uses = uses, .total = en->n, .seq = w->clock.seq++, .last_used = w->clock.bytes };
+    ix = (kv_index){ .parts = parts, .uses = uses, .total = en->n, .seq = w->clock.seq++,
+        .last_used = w->clock.bytes, .written = w->clock.bytes };
     ix.priority = kv_priority(kv, ix.last_used, ix.uses);
     uint8_t buf[KV_KEY_MAX], rec[KV_INDEX_BYTES], order[KV_ORDER_BYTES];
     MDB_val key = { kv_key_encode(buf, &en->key), buf }, val = { sizeof rec, rec }, okey = { sizeof order, order };
@@ -157,12 +158,15 @@ static int put_entry(kv_write *w, const kv_entry *en, uint32_t uses)
 
 static int put_all(kv_write *w, batch *b)
 {
-    /* All of a transaction have one age, and their bytes are on the clock already: none is older than its neighbour. */
-    for (size_t i = 0; i < b->count; i++) w->clock.bytes += (uint64_t)kv_parts(w->kv, b->entries[i]->n) * w->kv->extent_bytes;
+    /* All of a transaction have one age: the clock is first advanced by what it is going to write. */
+    for (size_t i = 0; i < b->count; i++) {
+        kv_index ix;
+        if (kv_index_get(w->kv, w->txn, &b->entries[i]->key, &ix) != 0) w->clock.bytes += (uint64_t)kv_parts(w->kv, b->entries[i]->n) * w->kv->extent_bytes;
+    }
     for (size_t i = 0; i < b->count; i++) {
         int rc = put_entry(w, b->entries[i], b->uses[i]);
         b->fates[i] = rc == MDB_KEYEXIST ? FATE_THERE : rc == MDB_NOTFOUND ? FATE_NO_ROOM : FATE_WRITTEN;
-        if (rc == MDB_KEYEXIST) rc = kv_touch(w, &b->entries[i]->key, 0);
+        if (rc == MDB_KEYEXIST) rc = kv_touch(w, &b->entries[i]->key, KV_AGAIN);
         if (rc && rc != MDB_NOTFOUND) return rc;
     }
     return 0;

@@ -177,6 +177,17 @@ static inline int64_t kt_found(dm_kv *kv, const int32_t *ids, int64_t n)
     return pos;
 }
 
+/* Blocks of the prompt that are there, with or without a state. */
+static inline int64_t kt_blocks(dm_kv *kv, const int32_t *ids, int64_t n)
+{
+    dm_kv_hit hit;
+    dm_err e;
+    assert_ok_e(dm_kv_find(kv, ids, n, n, &hit, &e), e);
+    int64_t blocks = hit.blocks_present;
+    dm_kv_hit_end(kv, &hit);
+    return blocks;
+}
+
 static inline dm_kv_stat kt_stat(dm_kv *kv)
 {
     dm_kv_stat st;

@@ -39,16 +39,6 @@ static void put_blocks(dm_kv *kv, const int32_t *ids, int64_t from, int64_t to)
     }
 }
 
-static int64_t present(dm_kv *kv, const int32_t *ids, int64_t n)
-{
-    dm_kv_hit hit;
-    dm_err e;
-    assert_ok_e(dm_kv_find(kv, ids, n, n, &hit, &e), e);
-    int64_t blocks = hit.blocks_present;
-    dm_kv_hit_end(kv, &hit);
-    return blocks;
-}
-
 /* Empties RAM, so that what is found is on the disk. */
 static dm_kv *reopen(dm_kv *kv, const dm_kv_opts *o)
 {
@@ -179,7 +169,7 @@ static void a_shared_anchor_outlives_the_middle_of_a_long_session(void **s)
     }
     kv = reopen(kv, &o);
     assert_int_equal(kt_found(kv, anchor, 1100), 1024);
-    assert_true(present(kv, one, 60000) < 80);
+    assert_true(kt_blocks(kv, one, 60000) < 80);
     within_quota(kv, &o);
     dm_kv_close(kv);
     free(anchor);
@@ -231,7 +221,7 @@ static void a_chain_loses_its_deep_end_first(void **s)
         free(other);
     }
     kv = reopen(kv, &o);
-    int64_t left = present(kv, a, 12000);
+    int64_t left = kt_blocks(kv, a, 12000);
     int64_t on_disk = kt_stat(kv).blocks;
     assert_in_range(left, 1, 39);
     assert_int_equal(kt_found(kv, a, 12000), left / 8 * 8 * DM_KV_BLOCK);
@@ -352,8 +342,8 @@ static void a_full_queue_gives_up_the_oldest_of_least_value(void **s)
     kv = reopen(kv, &o);
     assert_int_equal(kt_restore(kv, first, 300, 300), 300);
     int32_t *oldest = kt_ids(10, 256), *newest = kt_ids(39, 256);
-    assert_int_equal(present(kv, oldest, 256), 0);
-    assert_int_equal(present(kv, newest, 256), 1);
+    assert_int_equal(kt_blocks(kv, oldest, 256), 0);
+    assert_int_equal(kt_blocks(kv, newest, 256), 1);
     dm_kv_close(kv);
     free(first);
     free(oldest);
@@ -373,7 +363,7 @@ static void what_was_given_up_is_written_when_it_is_put_again(void **s)
     for (uint64_t i = 0; i < 3; i++) assert_ok_e(kt_put_block(kv, ids, (int64_t)i, &e), e);
     int32_t *more = kt_ids(2, 256);
     assert_ok_e(kt_put_block(kv, more, 0, &e), e); /* pushes block 0 out of the queue, not out of RAM */
-    assert_int_equal(present(kv, ids, 768), 3);
+    assert_int_equal(kt_blocks(kv, ids, 768), 3);
     kt_flush(kv);
     if (kt_stat(kv).put_dropped) assert_int_equal(kt_stat(kv).blocks, 3);
     assert_ok_e(kt_put_block(kv, ids, 0, &e), e);
