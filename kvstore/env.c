@@ -63,21 +63,20 @@ static claim *find_claim(const struct stat *st)
     return NULL;
 }
 
-bool kv_dir_claim(const char *dir, dm_kv *kv)
+int kv_dir_claim(const char *dir, dm_kv *kv, dm_err *e)
 {
     struct stat st;
+    if (stat(dir, &st) != 0) return dm_err_sys(e, errno, "kv.open", "%s", dir);
     claim *c = dm_calloc(1, sizeof *c);
-    if (!c || stat(dir, &st) != 0) {
-        dm_free(c);
-        return false;
-    }
+    if (!c) return dm_err_set(e, DM_ENOMEM, "kv.open", "out of memory");
     *c = (claim){ .kv = kv, .dev = st.st_dev, .ino = st.st_ino, .pid = getpid() };
     pthread_mutex_lock(&claims_lock);
     bool taken = find_claim(&st) != NULL;
     if (!taken) c->next = claims, claims = c;
     pthread_mutex_unlock(&claims_lock);
-    if (taken) dm_free(c);
-    return !taken;
+    if (!taken) return 0;
+    dm_free(c);
+    return dm_err_set(e, DM_EBUSY, "kv.open", "%s: this process has the store open already", dir);
 }
 
 void kv_dir_release(dm_kv *kv)

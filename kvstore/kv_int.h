@@ -231,7 +231,7 @@ int64_t kv_map_limit(const dm_kv *kv, bool emergency);
 int kv_txn_begin(dm_kv *kv, bool write, MDB_txn **txn); /* LMDB codes; takes kv->map */
 void kv_txn_end(dm_kv *kv, MDB_txn *txn);               /* aborts; releases kv->map */
 int kv_txn_commit(dm_kv *kv, MDB_txn *txn);             /* releases kv->map */
-bool kv_dir_claim(const char *dir, dm_kv *kv);          /* false: this process has it open */
+int kv_dir_claim(const char *dir, dm_kv *kv, dm_err *e); /* DM_EBUSY: this process has it open */
 void kv_dir_release(dm_kv *kv);
 dm_kv *kv_dir_holder(const char *dir);
 /* Reads the index record of k: 0, MDB_NOTFOUND, MDB_BAD_VALSIZE for a damaged record, or another LMDB code. */

@@ -83,8 +83,8 @@ static int open_dir(dm_kv *kv, dm_err *e)
     if (!kv->opts.read_only) rc = dm_mkdirs(kv->dir, 0700, e);
     else if (access(kv->dir, X_OK) != 0) rc = dm_err_sys(e, errno, "kv.open", "%s", kv->dir);
     if (rc) return rc;
-    if (kv_dir_holder(kv->dir)) return dm_err_set(e, DM_EBUSY, "kv.open", "%s: this process has the store open already", kv->dir);
-    if (!kv_dir_claim(kv->dir, kv)) return dm_err_set(e, DM_EBUSY, "kv.open", "%s: this process has the store open already, or it cannot be claimed", kv->dir);
+    rc = kv_dir_claim(kv->dir, kv, e);
+    if (rc) return rc;
     return kv_env_open(kv, e);
 }
 
