@@ -111,7 +111,8 @@ typedef struct dm_session_opts {
 
 DM_API int dm_session_create(dm_host *h, const dm_session_opts *o, dm_session **out, dm_err *e);
 /* Loads the journal; calls that were started and never finished become `unknown` and are settled by their
- * on_unknown rule before anything else.  DM_ENOENT, DM_EBUSY, DM_EFOREIGN (other weights, text or tools). */
+ * on_unknown rule before anything else.  DM_ENOENT, DM_EBUSY, DM_EVERSION (a newer session, untouched), DM_EFOREIGN
+ * (other weights, another tokenizer, a tool that is not there). */
 DM_API int dm_session_resume(dm_host *h, const char *id, const dm_session_opts *o, dm_session **out, dm_err *e);
 DM_API const char *dm_session_id(const dm_session *s);
 /* Gives it a user message (NULL: go on with what is pending) and starts it.  DM_EV_RESULT comes last, always.

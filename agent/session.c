@@ -312,11 +312,11 @@ static void generate_enter(dm_session *s)
     }
     int64_t pos = dm_seq_pos(s->seq), n = (int64_t)s->led.ids.n;
     s->gen_anchor = s->pager.kv && s->anchor > pos && s->anchor < n;
-    int64_t to = s->gen_anchor ? s->anchor : n, room = s->h->o.forward->ctx_tokens_max - n;
+    int64_t to = s->gen_anchor ? s->anchor : n;
     dm_parser_opts parse = { .thinking = thinking_mode(s), .tools = s->parser_tools, .ntools = dm_tools_count(s->tools) };
     s->sampler.rng = s->led.rng;
     gen_job job = { .engine = s->h->o.engine, .seq = s->seq, .ids = s->led.ids.p + pos, .n = (size_t)(to - pos),
-                    .max_new = s->gen_anchor ? 0 : max_tokens(s) < room ? max_tokens(s) : room, .eos = s->h->eos, .sampler = s->sampler,
+                    .max_new = s->gen_anchor ? 0 : max_tokens(s), .eos = s->h->eos, .sampler = s->sampler,
                     .sink = pager_sink(&s->pager), .parse = s->gen_anchor ? NULL : &parse };
     if (s->fig.prefilled == 0) s->feed_from = pos;
     s->job_from = pos;

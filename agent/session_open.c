@@ -210,6 +210,9 @@ static int load_event(void *ctx, int64_t seq, const json_t *event)
 static int check_model(const dm_session *s, bool *other_numerics, dm_err *e)
 {
     char weights[65], tokenizer[65];
+    if (json_int(s->led.created, "format", 0) > DM_JOURNAL_FORMAT_VERSION)
+        return dm_err_set(e, DM_EVERSION, "session", "session %s was written by a newer program (format %lld, this one knows %d)", s->id,
+                          (long long)json_int(s->led.created, "format", 0), DM_JOURNAL_FORMAT_VERSION);
     dm_hex(weights, s->h->o.weights.b, 32);
     dm_hex(tokenizer, s->h->tokenizer.b, 32);
     if (strcmp(json_str(s->led.created, "weights"), weights) != 0)

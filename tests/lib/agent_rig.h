@@ -21,6 +21,7 @@ typedef struct rig_opts {
     const json_t *tools;     /* borrowed; NULL: all built-ins */
     uint8_t weights;         /* first byte of the fingerprint */
     dm_chat_mode mode;
+    dm_sample_params sampling;
 } rig_opts;
 
 typedef struct rig {
@@ -67,7 +68,7 @@ RIG_FN void rig_open_at(rig *r, const rig_opts *o)
     assert_ok_e(dm_engine_create(&r->g, r->f, &(dm_engine_opts){ .jobs_max = r->o.jobs_max }, &e), e);
     assert_ok_e(dm_journal_open(&r->j, r->state, false, &e), e);
     dm_host_opts h = { .loop = &r->loop, .engine = r->g, .forward = r->f, .tok = r->tok, .journal = r->j, .sandbox = r->sandbox, .model_name = "scripted",
-                       .state_dir = r->state, .system = r->o.system ? r->o.system : "You are a test. Use the tools.", .tools = r->o.tools, .mode = r->o.mode, .keep_awake = r->o.keep_awake };
+                       .state_dir = r->state, .system = r->o.system ? r->o.system : "You are a test. Use the tools.", .tools = r->o.tools, .mode = r->o.mode, .sampling = r->o.sampling, .keep_awake = r->o.keep_awake };
     h.weights.b[0] = r->o.weights;
     h.kv_root.b[0] = r->o.weights;
     h.kv_root.b[1] = r->o.numerics_id ? 1 : 0;

@@ -92,13 +92,17 @@ static void seq_destroy(dm_forward *f, dm_fseq *s)
 
 static int64_t seq_pos(const dm_fseq *s) { return (int64_t)s->ids.n; }
 
+/* Takes bytes, also when it fails. */
 static int keep_block(dm_fseq *s, void *bytes, const dm_hash *chain)
 {
     void **blocks = dm_realloc(s->blocks, (s->nblocks + 1) * sizeof *blocks);
     if (blocks) s->blocks = blocks;
     dm_hash *grown = dm_realloc(s->chain, (s->nchain + 1) * sizeof *grown);
     if (grown) s->chain = grown;
-    if (!blocks || !grown) return DM_ENOMEM;
+    if (!blocks || !grown) {
+        dm_free(bytes);
+        return DM_ENOMEM;
+    }
     s->blocks[s->nblocks++] = bytes;
     s->chain[s->nchain++] = *chain;
     return 0;

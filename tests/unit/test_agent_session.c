@@ -750,6 +750,77 @@ static void a_session_belongs_to_its_weights(void **state)
     rig_close(&r);
 }
 
+static void a_newer_session_is_refused_and_left_alone(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, "newer", NULL);
+    char id[DM_SESSION_ID_CHARS + 1];
+    dm_session_id_new(id);
+    dm_err e = { 0 };
+    json_t *ev = json_pack("{s:s, s:i, s:s}", "type", "created", "format", DM_JOURNAL_FORMAT_VERSION + 1, "id", id);
+    assert_ok_e(dm_journal_append(r.j, id, &ev, 1, NULL, &e), e);
+    json_decref(ev);
+    dm_session_opts so = rig_session_opts(&r);
+    assert_err(DM_EVERSION, dm_session_resume(r.h, id, &so, &r.s, &e));
+    json_t *list = rig_journal(&r, id);
+    assert_int_equal(json_array_size(list), 1);
+    json_decref(list);
+    rig_close(&r);
+}
+
+/* The sampler's state is journaled at every boundary, so a reply that was lost is sampled again as it was. */
+static void a_lost_reply_is_sampled_again_as_it_was(void **state)
+{
+    (void)state;
+    dm_ids ids[2] = { 0 };
+    for (int k = 0; k < 2; k++) {
+        rig r;
+        dm_err e = { 0 };
+        rig_open(&r, k ? "rng1" : "rng0", &(rig_opts){ .sampling = { .temperature = 1, .top_p = 1, .seed = 42 } });
+        dm_session_opts so = rig_session_opts(&r);
+        so.max_tokens = 24;
+        rig_create(&r, &so);
+        rig_send(&r, "One.");
+        if (k) assert_ok_e(dm_fault_arm("journal.commit:3=fail", &e), e); /* message, prompt, reply */
+        assert_subtype(rig_send(&r, "Two."), k ? "error" : "error_budget");
+        assert_ok(dm_fault_arm(NULL, NULL));
+        if (k) assert_subtype(rig_send(&r, NULL), "error_budget");
+        json_t *list = rig_journal(&r, dm_session_id(r.s));
+        journal_ids(list, &ids[k]);
+        json_decref(list);
+        rig_close(&r);
+    }
+    assert_int_equal(ids[0].n, ids[1].n);
+    assert_memory_equal(ids[0].p, ids[1].p, ids[0].n * sizeof(int32_t));
+    dm_ids_free(&ids[0]);
+    dm_ids_free(&ids[1]);
+}
+
+static void a_context_that_fills_up_in_a_block_runs_nothing(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, "t25", &(rig_opts){ .ctx_tokens_max = 1500 });
+    dm_buf b = { 0 };
+    dm_buf_str(&b, "\n\n" DSML("tool_calls") "\n" DSML("invoke name=\"bash\"") "\n" DSML("parameter name=\"command\" string=\"true\""));
+    for (int i = 0; i < 300; i++) dm_buf_printf(&b, "echo %d\n", i * 7919);
+    rig_says(&r, dm_buf_cstr(&b));
+    dm_buf_free(&b);
+    rig_create(&r, NULL);
+    const json_t *res = rig_send(&r, "Go.");
+    assert_subtype(res, "error");
+    assert_string_equal(str_of(res, "stop_reason"), "context");
+    assert_non_null(strstr(str_of(res, "result"), "1500"));
+    assert_int_equal(json_array_size(json_object_get(res, "tools")), 0);
+    rig_close_session(&r);
+    scripted_cut(r.f, 0);
+    rig_says(&r, "Fine.");
+    rig_create(&r, NULL); /* the engine serves others */
+    assert_subtype(rig_send(&r, "Short."), "success");
+    rig_close(&r);
+}
+
 static void a_session_keeps_its_own_system_text(void **state)
 {
     (void)state;
@@ -895,6 +966,9 @@ int main(void)
         cmocka_unit_test(a_message_instead_of_an_answer_gives_the_call_up),
         cmocka_unit_test(what_the_sandbox_does_not_hold_asks),
         cmocka_unit_test(a_session_belongs_to_its_weights),
+        cmocka_unit_test(a_newer_session_is_refused_and_left_alone),
+        cmocka_unit_test(a_lost_reply_is_sampled_again_as_it_was),
+        cmocka_unit_test(a_context_that_fills_up_in_a_block_runs_nothing),
         cmocka_unit_test(a_session_keeps_its_own_system_text),
         cmocka_unit_test(a_session_that_runs_elsewhere_is_busy),
         cmocka_unit_test(sessions_of_one_host_do_not_mix),
