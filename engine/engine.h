@@ -247,7 +247,7 @@ struct dm_forward {
 typedef struct dm_forward_opts {
     dm_numerics numerics;
     int threads;            /* 0: one per core */
-    const char *isa;        /* NULL: the best of this processor; "scalar", "avx2", "avx512", … */
+    const char *isa;        /* NULL: the best of this processor; "scalar", "avx2", "avx512", "amx" */
     int rows_max;           /* 0: 256 */
     int64_t ctx_tokens_max; /* 0: the model's */
     int64_t pool_bytes_max; /* block memory of all sequences; 0: no bound */

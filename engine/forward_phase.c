@@ -1,7 +1,7 @@
 /* forward_phase.c — a phase is a list of groups; a group is one function over a range of items, cut into tasks. */
 #include "engine/forward_int.h"
 
-#define COST_ALONE 150e3 /* below this many multiply-adds waking others costs more than it brings */
+#define COST_ALONE 300e3 /* below this many multiply-adds (some 50 µs) waking others costs more than it brings */
 #define TASKS_EACH 4     /* tasks per worker and group, so that uneven ones even out */
 
 kern_mat fwd_mat(const model_mat *m) {
@@ -38,6 +38,7 @@ void phase_linear(fwd *f, const kern_linear *p) {
     DM_ASSERT(f->linears < f->groups_cap);
     kern_linear *copy = &f->linear[f->linears++];
     *copy = *p;
+    copy->x_bf16 = f->round; /* every input of a linear was rounded */
     phase_add(f, linear_tiles, copy, (outs + 3) / 4, 0, (double)outs * p->w.in * (p->rows + 2));
 }
 

@@ -7,14 +7,27 @@
 
 extern const dm_kernels kern_table_f64, kern_table_f32;
 #if defined(__x86_64__)
-extern const dm_kernels kern_table_avx2, kern_table_avx512;
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+extern const dm_kernels kern_table_avx2, kern_table_avx512, kern_table_amx;
 
 static bool runs_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    unsigned a, b, c, d; /* f16c: not every compiler's list of names has it */
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 static bool runs_avx512(void) {
     return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+/* Tiles are there when the processor has them and the kernel lets this process use them (8 KB more to save at
+ * every switch, so it wants to be asked; asking again is fine). */
+static bool runs_amx(void) {
+    enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    if (!runs_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & AMX_BF16) || !(d & AMX_TILE)) return false;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 #endif
 static bool runs_always(void) { return true; }
@@ -24,6 +37,7 @@ static const struct backend {
     bool (*runs)(void);
 } backends[] = { /* best first */
 #if defined(__x86_64__)
+    {&kern_table_amx, runs_amx},
     {&kern_table_avx512, runs_avx512},
     {&kern_table_avx2, runs_avx2},
 #endif
@@ -38,11 +52,16 @@ const dm_kernels *dm_kernels_get(const char *isa) {
     return NULL;
 }
 
-/* The list for the processor is one of the suffixes or subsets below; with three backends each is spelled once. */
+/* Each backend here needs all that the next one needs, so a processor's list is the end of the whole one. */
 const char *const *dm_kernels_isas(void) {
-    static const char *const all[] = {"avx512", "avx2", "scalar", NULL}, *const two[] = {"avx2", "scalar", NULL},
-                      *const one[] = {"scalar", NULL};
-    return dm_kernels_get("avx512") ? all : dm_kernels_get("avx2") ? two : one;
+    static const char *const all[] = {
+#if defined(__x86_64__)
+        "amx", "avx512", "avx2",
+#endif
+        "scalar", NULL};
+    size_t first = 0;
+    while (!backends[first].runs()) first++;
+    return &all[first];
 }
 
 float dm_bf16_round(float x) { return bf16_round(x); }

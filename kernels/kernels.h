@@ -66,6 +66,7 @@ typedef struct kern_linear {
     int64_t x_stride;
     const int32_t *x_row;  /* [rows] which row of x; NULL: r */
     int rows;
+    bool x_bf16;           /* every x is a bf16 value: a backend may multiply in bf16 */
     int out_begin, out_end;
     void *y;               /* real or float by `kind` */
     int64_t y_stride;
@@ -243,7 +244,7 @@ typedef struct kern_sum { const float *const *part; int parts; float *y; int dim
 typedef enum kern_op { KERN_LINEAR, KERN_INDEX_SCORE, KERN_ATTENTION, KERN_ROUTE } kern_op; /* those with `work` */
 
 typedef struct dm_kernels {
-    const char *isa;  /* "scalar", "avx2", "avx512" */
+    const char *isa;  /* "scalar", "avx2", "avx512", "amx" */
     int real_bytes;   /* 8: the exact backend */
     bool (*supports)(kern_op op, const void *params);
     size_t (*workspace_bytes)(kern_op op, const void *params); /* from shapes alone; pointers are not read */

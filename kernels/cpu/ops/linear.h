@@ -8,8 +8,6 @@
 #ifndef KERN_LINEAR_H
 #define KERN_LINEAR_H
 
-static size_t linear_work(const kern_linear *p) { return (size_t)TILE_W * (size_t)p->w.in * sizeof(float); }
-
 INLINE void linear_store(const kern_linear *p, int r, int o, real v) {
     int64_t at = r * p->y_stride + o;
     switch (p->kind) {
@@ -81,7 +79,25 @@ static void fused_linear(const kern_linear *p) {
 }
 #endif
 
+#ifdef KERN_AMX
+#include "kernels/cpu/ops/linear_amx.h"
+#endif
+
+static size_t linear_work(const kern_linear *p) {
+    size_t n = (size_t)TILE_W * (size_t)p->w.in * sizeof(float);
+#ifdef KERN_AMX
+    n = amx_work(p->w.in) > n ? amx_work(p->w.in) : n;
+#endif
+    return n;
+}
+
 static void op_linear(const kern_linear *p) {
+#ifdef KERN_AMX
+    if (amx_fits(p)) {
+        amx_linear(p);
+        return;
+    }
+#endif
 #ifdef VEC
     if (p->rows <= FUSED_ROWS) {
         if (p->rows > 0) fused_linear(p);
