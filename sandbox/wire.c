@@ -78,6 +78,7 @@ static sb_list *list_of(sb_request *r, uint32_t tag) {
     case SB_T_WRITE: return &r->write;
     case SB_T_READ: return &r->read;
     case SB_T_HIDE: return &r->hide;
+    case SB_T_VERIFY: return &r->verify;
     default: return NULL;
     }
 }
@@ -163,7 +164,7 @@ int sb_request_read(sb_request *r, int fd, dm_err *e) {
 }
 
 void sb_request_free(sb_request *r) {
-    sb_list *lists[] = {&r->argv, &r->env, &r->write, &r->read, &r->hide};
+    sb_list *lists[] = {&r->argv, &r->env, &r->write, &r->read, &r->hide, &r->verify};
     for (size_t i = 0; i < DM_COUNT(lists); i++) dm_free(lists[i]->p);
     dm_buf_free(&r->bytes);
     *r = (sb_request){0};

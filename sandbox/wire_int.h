@@ -52,7 +52,7 @@ typedef struct sb_exit {
 
 /* Everything that a payload may say; the same record goes on to the supervisor inside the sandbox. */
 enum sb_tag {
-    SB_T_ARGV = 1, SB_T_ENV, SB_T_WRITE, SB_T_READ, SB_T_HIDE, /* lists: one record for each string */
+    SB_T_ARGV = 1, SB_T_ENV, SB_T_WRITE, SB_T_READ, SB_T_HIDE, SB_T_VERIFY, /* lists: one record for each string */
     SB_T_WORKSPACE, SB_T_CWD, SB_T_TMP, SB_T_HOME, SB_T_BWRAP, SB_T_SELF, /* strings */
     SB_T_READONLY, SB_T_NETWORK, SB_T_TIMEOUT_MS, SB_T_MEMORY, SB_T_FSIZE, SB_T_PIDS, SB_T_CPU_S, /* numbers */
     SB_T_LEVEL, SB_T_INSIDE, SB_T_LAST = SB_T_INSIDE,
@@ -65,7 +65,7 @@ typedef struct sb_list {
 
 typedef struct sb_request {
     dm_buf bytes;
-    sb_list argv, env, write, read, hide;
+    sb_list argv, env, write, read, hide, verify;
     const char *workspace, *cwd, *tmp, *home, *bwrap, *self; /* NULL when not said */
     int64_t readonly, network, timeout_ms, memory, fsize, pids, cpu_s, level, inside;
 } sb_request;

@@ -61,11 +61,18 @@ static const char *remedy(const launcher *l, const char *why) {
 
 /* ---- trying ------------------------------------------------------------------------------------------------------ */
 
+/* Landlock alone cannot show an empty /tmp, so commands get a directory of their own by TMPDIR; main removes it. */
+static void scratch_make(launcher *l) {
+    snprintf(l->scratch, sizeof l->scratch, "/tmp/dormouse-XXXXXX");
+    if (!mkdtemp(l->scratch)) l->scratch[0] = 0;
+}
+
 static int try_mode(launcher *l, mode m, char *why, size_t cap) {
     static const char *argv[] = {"true", NULL};
     sb_exit x;
     sb_request r = {.argv = {argv, 1, 0}, .timeout_ms = 10000};
     l->mode = m;
+    if (m == MODE_LANDLOCK) scratch_make(l);
     int rc = server_run_one(l, &r, &x);
     if (rc == 0 && x.exit_code == 0 && x.flags == 0) return 0;
     if (x.text[0]) snprintf(why, cap, "%s", x.text);

@@ -65,6 +65,8 @@ typedef struct op {
     char *from; /* owned; what is shown there; NULL: path itself */
     op_kind kind;
     int rank; /* of two operations on one path the higher one stays */
+    bool verify; /* lies where commands can write: inside it must be this very inode, or somebody swapped it meanwhile */
+    uint64_t dev, ino;
 } op;
 typedef struct plan {
     op *ops;
@@ -78,12 +80,16 @@ void plan_free(plan *p);
 int plan_make(plan *p, const sb_request *r, const sb_request *hello, dm_err *e);
 /* bubblewrap's arguments, each with its NUL. */
 int plan_args(const plan *p, const sb_request *r, mode m, const char *self, dm_buf *out);
+/* What the supervisor must find: "DEV INO r|w PATH", r for a read-only mount, w for a mount point. */
+int plan_verify(const plan *p, dm_buf *out);
 /* The same rights as payload lists for Landlock inside bubblewrap. */
 int plan_landlock(const plan *p, dm_buf *out);
 /* Rights for Landlock alone: nothing hides what it does not name. */
 int plan_landlock_alone(const sb_request *r, const sb_request *hello, dm_buf *out);
 
 /* ---- protect.c ---- */
+/* Opens a canonical path and follows no link at all: -ELOOP says that somebody put one there. */
+int open_plain(const char *path, int flags);
 /* Names in a workspace that something trusted obeys later (hooks, editor tasks, server lists). */
 int protect_plan(plan *p, const char *workspace, dm_err *e);
 void protect_release(plan *p); /* removes placeholders that no other command needs */

@@ -42,12 +42,6 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return 0;
 }
 
-/* Landlock alone cannot show an empty /tmp, so commands get a directory of their own by TMPDIR. */
-static void scratch_make(launcher *l) {
-    snprintf(l->scratch, sizeof l->scratch, "/tmp/dormouse-XXXXXX");
-    if (!mkdtemp(l->scratch)) l->scratch[0] = 0;
-}
-
 static int setup(launcher *l, sb_ready *ready) {
     dm_err e = {0};
     ssize_t n = readlink("/proc/self/exe", l->self, sizeof l->self - 1);
@@ -58,7 +52,6 @@ static int setup(launcher *l, sb_ready *ready) {
     if (rc >= 0) rc = l->filter[1] = filter_build(true, &e);
     if (rc >= 0) {
         home_settle(l);
-        scratch_make(l);
         rc = ladder_probe(l, (dm_sandbox_level)(l->hello.level > DM_SANDBOX_FULL ? DM_SANDBOX_FULL : l->hello.level), ready);
     } else {
         ready->code = rc;

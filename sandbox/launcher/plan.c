@@ -47,7 +47,7 @@ int plan_add(plan *p, op_kind kind, int rank, const char *path, const char *from
         p->ops = ops;
         p->cap = cap;
     }
-    op o = {dm_strdup(path), from ? dm_strdup(from) : NULL, kind, rank};
+    op o = {.path = dm_strdup(path), .from = from ? dm_strdup(from) : NULL, .kind = kind, .rank = rank};
     if (!o.path || (from && !o.from)) {
         dm_free(o.path);
         dm_free(o.from);
@@ -274,6 +274,18 @@ int plan_args(const plan *p, const sb_request *r, mode m, const char *self, dm_b
     if (rc == 0) rc = args(out, "--ro-bind", self, "/run/dormouse/supervisor");
     if (rc == 0) rc = args(out, "--json-status-fd", "8", NULL);
     return rc == 0 ? args(out, "--chdir", "/", NULL) : rc;
+}
+
+int plan_verify(const plan *p, dm_buf *out) {
+    char line[4200];
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < p->n; i++) {
+        const op *o = &p->ops[i];
+        if (!o->verify) continue;
+        snprintf(line, sizeof line, "%llu %llu %c %s", (unsigned long long)o->dev, (unsigned long long)o->ino, o->kind == OP_READ ? 'r' : 'w', o->path);
+        rc = sb_put_text(out, SB_T_VERIFY, line);
+    }
+    return rc;
 }
 
 int plan_landlock(const plan *p, dm_buf *out) {

@@ -17,14 +17,19 @@
  *     read-only, but only if the git directory points back at this very file.  The file itself could have been
  *     written by an earlier command, so it alone proves nothing.
  *   - A missing .git stays possible to make (git init, git clone).
- *   - A symbolic link cannot be mounted on: what it points to is protected, its name is not. */
+ *   - A symbolic link cannot be mounted on: what it points to inside the workspace is protected, its name is not.  What
+ *     it points to outside is left alone: mounting it would show what is hidden there.
+ *   - A command that runs beside us may swap a directory for a link at any moment, and bubblewrap follows links.  So
+ *     everything is looked at without following any, its inode is noted, and the supervisor compares (plan_verify). */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/openat2.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "sandbox/launcher/launcher_int.h"
@@ -32,6 +37,40 @@
 enum { GHOSTS_MAX = 1024, NESTED_DIRS_MAX = 512, NESTED_DEPTH_MAX = 3, REPOSITORIES_MAX = 64 };
 
 static const char *const names[] = {".mcp.json", ".vscode", ".idea", ".dormouse"};
+
+/* ---- looking without following -------------------------------------------------------------------------------------- */
+
+int open_plain(const char *path, int flags) {
+    const struct open_how how = {.flags = (uint64_t)(unsigned)(flags | O_CLOEXEC), .resolve = RESOLVE_NO_SYMLINKS};
+    int fd = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+    return fd < 0 ? -errno : fd;
+}
+
+/* plan_add for a path that commands can reach. */
+static int add(plan *p, op_kind kind, const char *path) {
+    struct stat st;
+    int fd = open_plain(path, O_PATH);
+    if (fd < 0) return fd == -ELOOP || fd == -ENOENT || fd == -ENOTDIR ? DM_EAGAIN : fd;
+    int rc = fstat(fd, &st) == 0 ? plan_add(p, kind, RANK_PROTECT, path, NULL) : -errno;
+    close(fd);
+    if (rc < 0) return rc;
+    op *o = &p->ops[p->n - 1];
+    o->verify = true;
+    o->dev = st.st_dev;
+    o->ino = st.st_ino;
+    return 0;
+}
+
+/* Splits into the parent, opened without following, and the last name. */
+static int parent_open(const char *path, const char **name) {
+    char dir[4096];
+    const char *slash = strrchr(path, '/');
+    if (!slash || slash == path || (size_t)(slash - path) >= sizeof dir) return -EINVAL;
+    memcpy(dir, path, (size_t)(slash - path));
+    dir[slash - path] = 0;
+    *name = slash + 1;
+    return open_plain(dir, O_RDONLY | O_DIRECTORY);
+}
 
 /* ---- placeholders --------------------------------------------------------------------------------------------- */
 
@@ -63,23 +102,23 @@ static int ghost_use(plan *p, struct ghost *g) {
     int rc = dm_buf_append(&p->ghosts, g->path, strlen(g->path) + 1);
     if (rc < 0) return rc;
     g->users++;
-    return plan_add(p, OP_READ, RANK_PROTECT, g->path, NULL);
+    return add(p, OP_READ, g->path);
 }
 
 enum place { PLACE_NOTHING, PLACE_DIRECTORY, PLACE_COMMONDIR };
 
-static int commondir_make(const char *path) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+static int commondir_make(int dir, const char *name) {
+    int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (fd < 0) return -1;
     const bool written = write(fd, ".\n", 2) == 2;
     close(fd);
-    if (!written) (void)unlink(path);
+    if (!written) (void)unlinkat(dir, name, 0);
     return written ? 0 : -1;
 }
 
 static bool commondir_is_ours(const char *path) {
     char text[8];
-    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int fd = open_plain(path, O_RDONLY | O_NONBLOCK);
     ssize_t n = fd >= 0 ? read(fd, text, sizeof text) : -1;
     if (fd >= 0) close(fd);
     return n == 2 && memcmp(text, ".\n", 2) == 0;
@@ -87,8 +126,12 @@ static bool commondir_is_ours(const char *path) {
 
 /* Fails when somebody outside has begun to use it: then it is theirs. */
 static void ghost_remove(const char *path, bool commondir) {
-    if (!commondir) (void)rmdir(path);
-    else if (commondir_is_ours(path)) (void)unlink(path);
+    const char *name;
+    int dir = parent_open(path, &name);
+    if (dir < 0) return;
+    if (!commondir) (void)unlinkat(dir, name, AT_REMOVEDIR);
+    else if (commondir_is_ours(path)) (void)unlinkat(dir, name, 0);
+    close(dir);
 }
 
 /* Makes `path` impossible to create.  Where we may not create anything, neither may the command. */
@@ -96,8 +139,12 @@ static int ghost_place(plan *p, const char *path, enum place place) {
     const bool commondir = place == PLACE_COMMONDIR;
     struct ghost *g = ghost_find(path);
     if (g) return ghost_use(p, g);
-    if ((commondir ? commondir_make(path) : mkdir(path, 0755)) != 0)
-        return errno == EEXIST || errno == EACCES || errno == EROFS || errno == EPERM ? 0 : -errno;
+    const char *name;
+    int dir = parent_open(path, &name);
+    if (dir < 0) return dir == -ELOOP || dir == -ENOENT ? DM_EAGAIN : dir;
+    const int made = commondir ? commondir_make(dir, name) : mkdirat(dir, name, 0755), err = errno;
+    close(dir);
+    if (made != 0) return err == EACCES || err == EROFS || err == EPERM ? 0 : err == EEXIST ? DM_EAGAIN : -err;
     g = ghost_new(path, commondir);
     if (!g) {
         ghost_remove(path, commondir);
@@ -134,7 +181,7 @@ static bool empty_dir(const char *path) {
 }
 
 /* usually_file: an empty directory of this name can only be a placeholder that a crash left behind. */
-static int protect_name(plan *p, const char *dir, const char *name, bool usually_file, enum place place) {
+static int protect_name(plan *p, const char *workspace, const char *dir, const char *name, bool usually_file, enum place place) {
     char path[4096], real[4096];
     struct stat st;
     if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path) return 0;
@@ -143,8 +190,8 @@ static int protect_name(plan *p, const char *dir, const char *name, bool usually
     if (!g && usually_file && S_ISDIR(st.st_mode) && empty_dir(path)) g = ghost_new(path, false);
     if (!g && place == PLACE_COMMONDIR && S_ISREG(st.st_mode) && commondir_is_ours(path)) g = ghost_new(path, true);
     if (g) return ghost_use(p, g);
-    if (!realpath(path, real) || strcmp(real, "/dev/null") == 0) return 0;
-    return plan_add(p, OP_READ, RANK_PROTECT, real, NULL);
+    if (!S_ISLNK(st.st_mode)) return add(p, OP_READ, path);
+    return realpath(path, real) && beneath(real, workspace) ? add(p, OP_READ, real) : 0;
 }
 
 /* ---- git ---------------------------------------------------------------------------------------------------------- */
@@ -188,11 +235,11 @@ static int protect_hooks_path(plan *p, const char *config, const char *worktree,
     if (!config_value(config, "hookspath", value, sizeof value)) return 0;
     snprintf(path, sizeof path, "%s%s%s", value[0] == '/' ? "" : worktree, value[0] == '/' ? "" : "/", value);
     if (!realpath(path, real) || !beneath(real, workspace)) return 0;
-    return plan_add(p, OP_READ, RANK_PROTECT, real, NULL);
+    return add(p, OP_READ, real);
 }
 
 /* .git/modules/a/b: repositories of submodules, told by their HEAD. */
-static int protect_modules(plan *p, const char *dir, int depth, int *left) {
+static int protect_modules(plan *p, const char *workspace, const char *dir, int depth, int *left) {
     char path[4096];
     DIR *d = depth > 0 ? opendir(dir) : NULL;
     int rc = 0;
@@ -203,12 +250,12 @@ static int protect_modules(plan *p, const char *dir, int depth, int *left) {
         char head[4200];
         snprintf(head, sizeof head, "%s/HEAD", path);
         if (access(head, F_OK) != 0) {
-            rc = protect_modules(p, path, depth - 1, left);
+            rc = protect_modules(p, workspace, path, depth - 1, left);
             continue;
         }
         --*left;
-        rc = protect_name(p, path, "hooks", false, PLACE_NOTHING);
-        if (rc == 0) rc = protect_name(p, path, "config", false, PLACE_NOTHING);
+        rc = protect_name(p, workspace, path, "hooks", false, PLACE_NOTHING);
+        if (rc == 0) rc = protect_name(p, workspace, path, "config", false, PLACE_NOTHING);
     }
     if (d) closedir(d);
     return rc;
@@ -219,17 +266,17 @@ static int protect_gitdir(plan *p, const char *gitdir, const char *worktree, con
     char path[4200], value[64];
     const enum place place = main ? PLACE_DIRECTORY : PLACE_NOTHING;
     --*left;
-    int rc = plan_add(p, OP_WRITE, RANK_PROTECT, gitdir, NULL);
-    if (rc == 0) rc = protect_name(p, gitdir, "hooks", false, place);
-    if (rc == 0) rc = protect_name(p, gitdir, "config", true, place);
-    if (rc == 0) rc = protect_name(p, gitdir, "commondir", true, main ? PLACE_COMMONDIR : PLACE_NOTHING);
+    int rc = add(p, OP_WRITE, gitdir);
+    if (rc == 0) rc = protect_name(p, workspace, gitdir, "hooks", false, place);
+    if (rc == 0) rc = protect_name(p, workspace, gitdir, "config", true, place);
+    if (rc == 0) rc = protect_name(p, workspace, gitdir, "commondir", true, main ? PLACE_COMMONDIR : PLACE_NOTHING);
     snprintf(path, sizeof path, "%s/config", gitdir);
     /* git reads config.worktree only where its config says so, and then it must be readable: no placeholder. */
     const bool read_always = config_value(path, "worktreeconfig", value, sizeof value);
-    if (rc == 0) rc = protect_name(p, gitdir, "config.worktree", true, read_always ? PLACE_NOTHING : place);
+    if (rc == 0) rc = protect_name(p, workspace, gitdir, "config.worktree", true, read_always ? PLACE_NOTHING : place);
     if (rc == 0) rc = protect_hooks_path(p, path, worktree, workspace);
     snprintf(path, sizeof path, "%s/modules", gitdir);
-    return rc == 0 ? protect_modules(p, path, NESTED_DEPTH_MAX, left) : rc;
+    return rc == 0 ? protect_modules(p, workspace, path, NESTED_DEPTH_MAX, left) : rc;
 }
 
 /* dir + "/" + what + its first line, canonical; the line may be relative to dir. */
@@ -245,15 +292,15 @@ static bool pointer_follow(const char *dir, const char *what, const char *prefix
 static int protect_worktree(plan *p, const char *workspace, int *left) {
     char gitdir[4096], back[4096], common[4096], self[4200];
     snprintf(self, sizeof self, "%s/.git", workspace);
-    int rc = plan_add(p, OP_READ, RANK_PROTECT, self, NULL);
+    int rc = add(p, OP_READ, self);
     if (rc < 0 || !pointer_follow(workspace, ".git", "gitdir: ", gitdir)) return rc;
     if (beneath(gitdir, workspace)) return protect_gitdir(p, gitdir, workspace, workspace, true, left);
     if (!pointer_follow(gitdir, "gitdir", "", back) || strcmp(back, self) != 0) return 0;
     if (!pointer_follow(gitdir, "commondir", "", common) || !beneath(gitdir, common)) return 0;
     rc = protect_gitdir(p, common, workspace, workspace, true, left);
-    if (rc == 0) rc = protect_name(p, gitdir, "commondir", true, PLACE_NOTHING);
-    if (rc == 0) rc = protect_name(p, gitdir, "gitdir", true, PLACE_NOTHING);
-    return rc == 0 ? protect_name(p, gitdir, "config.worktree", true, PLACE_NOTHING) : rc;
+    if (rc == 0) rc = protect_name(p, workspace, gitdir, "commondir", true, PLACE_NOTHING);
+    if (rc == 0) rc = protect_name(p, workspace, gitdir, "gitdir", true, PLACE_NOTHING);
+    return rc == 0 ? protect_name(p, workspace, gitdir, "config.worktree", true, PLACE_NOTHING) : rc;
 }
 
 static int protect_git(plan *p, const char *workspace, const char *dir, bool main, int *left) {
@@ -262,7 +309,7 @@ static int protect_git(plan *p, const char *workspace, const char *dir, bool mai
     snprintf(path, sizeof path, "%s/.git", dir);
     if (lstat(path, &st) != 0) return 0;
     if (S_ISDIR(st.st_mode)) return protect_gitdir(p, path, dir, workspace, main, left);
-    if (S_ISREG(st.st_mode)) return main ? protect_worktree(p, workspace, left) : plan_add(p, OP_READ, RANK_PROTECT, path, NULL);
+    if (S_ISREG(st.st_mode)) return main ? protect_worktree(p, workspace, left) : add(p, OP_READ, path);
     if (!S_ISLNK(st.st_mode) || !realpath(path, real) || !beneath(real, workspace)) return 0;
     if (stat(real, &st) != 0 || !S_ISDIR(st.st_mode)) return 0;
     return protect_gitdir(p, real, dir, workspace, main, left);
@@ -286,8 +333,9 @@ static int protect_nested(plan *p, const char *workspace, const char *dir, int d
 int protect_plan(plan *p, const char *workspace, dm_err *e) {
     int left = REPOSITORIES_MAX, dirs = NESTED_DIRS_MAX;
     int rc = 0;
-    for (size_t i = 0; rc == 0 && i < DM_COUNT(names); i++) rc = protect_name(p, workspace, names[i], i == 0, PLACE_DIRECTORY);
+    for (size_t i = 0; rc == 0 && i < DM_COUNT(names); i++) rc = protect_name(p, workspace, workspace, names[i], i == 0, PLACE_DIRECTORY);
     if (rc == 0) rc = protect_git(p, workspace, workspace, true, &left);
     if (rc == 0) rc = protect_nested(p, workspace, workspace, NESTED_DEPTH_MAX, &left, &dirs);
+    if (rc == DM_EAGAIN) return dm_err_set(e, rc, "sandbox", "%s is being changed while its protected names are looked at; try again", workspace);
     return rc < 0 ? dm_err_set(e, rc, "sandbox", "%s cannot be protected: %s", workspace, dm_err_text(rc)) : 0;
 }

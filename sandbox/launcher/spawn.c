@@ -100,6 +100,7 @@ static int config_make(const launcher *l, const sb_request *r, const plan *p, dm
     if (rc == 0) rc = sb_put_int(&b, SB_T_PIDS, r->pids);
     if (rc == 0) rc = sb_put_int(&b, SB_T_CPU_S, r->cpu_s);
     if (rc == 0 && l->mode >= MODE_BWRAP_HOST_PROC) rc = plan_landlock(p, &b);
+    if (rc == 0 && l->mode >= MODE_BWRAP_HOST_PROC) rc = plan_verify(p, &b);
     if (rc == 0 && l->mode == MODE_LANDLOCK) rc = plan_landlock_alone(r, &l->hello, &b);
     if (rc == 0) rc = sb_seal(b.p, b.n);
     dm_buf_free(&b);
@@ -180,6 +181,18 @@ static int child_start(const launcher *l, child *c, int *fds, dm_err *e) {
     return rc;
 }
 
+/* Another command may be at work in the same place: looked at again until it holds still for a moment. */
+static int plan_settled(plan *p, const sb_request *r, const sb_request *hello, dm_err *e) {
+    int rc = DM_EAGAIN;
+    for (int i = 0; rc == DM_EAGAIN && i < 8; i++) {
+        if (e) e->code = 0;
+        protect_release(p);
+        plan_free(p);
+        rc = plan_make(p, r, hello, e);
+    }
+    return rc;
+}
+
 int spawn_start(launcher *l, sb_request *r, int in, int out, int err, child *c, dm_err *e) {
     int fds[FD_COUNT];
     dm_buf keep = {0};
@@ -187,7 +200,7 @@ int spawn_start(launcher *l, sb_request *r, int in, int out, int err, child *c, 
     for (int i = 0; i < FD_COUNT; i++) fds[i] = -1;
     int rc = paths_check(r, &keep, e);
     if (rc == 0 && l->mode == MODE_LANDLOCK && !r->tmp) r->tmp = l->scratch;
-    if (rc == 0 && l->mode >= MODE_BWRAP_HOST_PROC) rc = plan_make(&c->plan, r, &l->hello, e);
+    if (rc == 0 && l->mode >= MODE_BWRAP_HOST_PROC) rc = plan_settled(&c->plan, r, &l->hello, e);
     if (rc == 0 && l->mode >= MODE_BWRAP_HOST_PROC) rc = fds[FD_ARGS] = args_make(l, r, &c->plan, e);
     if (rc >= 0) rc = fds[FD_CONFIG] = config_make(l, r, &c->plan, e);
     if (rc >= 0) {

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -184,6 +186,25 @@ static void close_above(unsigned first) {
         for (int fd = (int)first; fd < 4096; fd++) close(fd);
 }
 
+/* One line of plan_verify: is the mount really on that inode? */
+static bool verified(const char *line) {
+    unsigned long long dev, ino;
+    char how;
+    int at = 0;
+    struct stat st;
+    struct statvfs vfs;
+    struct statx sx;
+    if (sscanf(line, "%llu %llu %c %n", &dev, &ino, &how, &at) != 3 || at == 0) return false;
+    int fd = open_plain(line + at, O_PATH);
+    if (fd < 0) return false;
+    bool good = fstat(fd, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
+    if (good && how == 'r') good = fstatvfs(fd, &vfs) == 0 && (vfs.f_flag & ST_RDONLY);
+    if (good && how == 'w' && statx(fd, "", AT_EMPTY_PATH, STATX_INO, &sx) == 0 && (sx.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT))
+        good = sx.stx_attributes & STATX_ATTR_MOUNT_ROOT;
+    close(fd);
+    return good;
+}
+
 static int prepare(sb_request *r, bool *pidns) {
     dm_err e = {0};
     for (int fd = FD_ERR; fd <= FD_FILTER; fd++) (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -194,6 +215,8 @@ static int prepare(sb_request *r, bool *pidns) {
     *pidns = r->inside & IN_PIDNS;
     if (*pidns && getpid() != 1)
         return report_failure("the wrapper made no pid namespace of its own; is this really bubblewrap?");
+    for (size_t i = 0; i < r->verify.n; i++)
+        if (!verified(r->verify.p[i])) return report_failure("protected names of the workspace were changed while the sandbox was built; try again");
     if (!*pidns) {
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0);

@@ -166,7 +166,7 @@ static void everyday_tools_work(void **state) {
     (void)state;
     sh("f=$(mktemp) && echo x > $f && cat $f && d=$(mktemp -d) && ls -d $d | cut -c1-5", "x\n/tmp/\n");
     sh("echo a > a; tar cf t.tar a && rm a && tar xf t.tar && cat a; tar czf t.tgz a && tar tzf t.tgz", "a\na\n");
-    sh("find / -xdev -maxdepth 2 -name passwd 2>/dev/null", "/etc/passwd\n");
+    sh("find / -xdev -maxdepth 2 -path /etc/passwd 2>/dev/null; true", "/etc/passwd\n");
     sh("seq 3 | xargs -P2 -n1 echo | sort; diff a a && echo same; nproc > /dev/null && echo ok; date > /dev/null; sleep 0.01; echo abc | sed s/b/x/ | awk '{print $1}'", "1\n2\n3\nsame\nok\naxc\n");
     sh("bash -c 'cat <(echo sub); cat /dev/stdin <<< here; ulimit -n'", "sub\nhere\n1024\n");
     sh("bash -c 'echo late > >(sleep 0.05; cat)'", "late\n"); /* no shell waits for it, yet it belongs to the command */

@@ -97,7 +97,7 @@ static void check_partial(dm_sandbox *s) {
     assert_int_equal(r.x.background, 2);
     ran_free(&r);
     assert_int_equal(processes_with("432.5"), 0);
-    const char *const argv[] = {"sh", "-c", "trap '' TERM; (setsid sleep 433.5 &) ; sleep 433.5; sleep 433.5", NULL};
+    const char *const argv[] = {"sh", "-c", marked("trap '' TERM; (setsid sleep 433.5 &) ; sleep 433.5; sleep 433.5"), NULL};
     run_cmd(s, &(dm_sandbox_cmd){.argv = argv, .workspace = ws, .timeout_ms = 300}, &r);
     assert_true(r.x.timed_out);
     ran_free(&r);
@@ -110,9 +110,13 @@ static void q72_partial_is_had_only_when_it_is_accepted(void **state) {
     dm_err e = {0};
     const char *bwrap = script_file("bwrap", "#!/bin/sh\nexit 1\n");
     const dm_sandbox_opts o = {.launcher = launcher_path(), .bwrap = bwrap, .level = DM_SANDBOX_PARTIAL};
+    char *home = strdup(getenv("HOME") ? getenv("HOME") : "/");
     setenv("SOME_KEY", "x", 1);
+    setenv("HOME", fresh_dir("home"), 1); /* whose entries may be read: not the place of this test's files */
     const int rc = dm_sandbox_start(&s, &o, &e);
     unsetenv("SOME_KEY");
+    setenv("HOME", home, 1);
+    free(home);
     if (rc == DM_ESANDBOX && strstr(e.text, "Landlock")) test_skip("this kernel has no Landlock");
     assert_ok_e(rc, e);
     assert_int_equal(dm_sandbox_level_of(s), DM_SANDBOX_PARTIAL);
@@ -237,7 +241,7 @@ static void plain_user_child(void *arg) {
         fprintf(stderr, "%s\n", e.text);
         _exit(101);
     }
-    const char *const argv[] = {"sh", "-c", "id -u; echo x > f && cat f; echo x > /etc/x; setsid sleep 435.5 & exit 4", NULL};
+    const char *const argv[] = {"sh", "-c", marked("id -u; echo x > f && cat f; echo x > /etc/x; setsid sleep 435.5 & exit 4"), NULL};
     dm_sandbox_proc p;
     ran r = {0};
     if (dm_sandbox_spawn(s, &(dm_sandbox_cmd){.argv = argv, .workspace = ws}, &p, &e) < 0) _exit(102);
@@ -247,7 +251,7 @@ static void plain_user_child(void *arg) {
         _exit(103);
     }
     ran_free(&r);
-    const char *const many[] = {"sh", "-c", "i=0; while [ $i -lt 300 ]; do sleep 436.5 & i=$((i+1)); done; wait", NULL};
+    const char *const many[] = {"sh", "-c", marked("i=0; while [ $i -lt 300 ]; do sleep 436.5 & i=$((i+1)); done; wait"), NULL};
     if (dm_sandbox_spawn(s, &(dm_sandbox_cmd){.argv = many, .workspace = ws, .pids_max = 30}, &p, &e) < 0) _exit(104);
     collect(s, &p, &r);
     if (r.x.exit_code == 0 && !r.x.pids) _exit(105);

@@ -2,7 +2,9 @@
  * workspace and run inside with the argument "probe". */
 #include <linux/netlink.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/personality.h>
@@ -254,7 +256,7 @@ static void other_processes_are_not_there(void **state) {
 
 static void run_tmp_and_other_homes_are_empty(void **state) {
     (void)state;
-    expect_sh(s, ws, "ls /run; ls -A /var/tmp /dev/shm /var/log; stat -c %a /tmp", "dormouse\n/dev/shm:\n\n/var/log:\n\n/var/tmp:\n1777\n");
+    expect_sh(s, ws, "ls /run; ls -A /dev/shm /var/log; stat -c %a /tmp /var/tmp", "dormouse\n/dev/shm:\n\n/var/log:\n1777\n1777\n");
 }
 
 /* A home of our own making, so that nobody's real secrets are needed. */
@@ -328,6 +330,76 @@ static void there_is_no_terminal(void **state) {
     assert_string_equal(r.out, "not a tty\n");
     assert_non_null(strstr(r.err, "/dev/tty"));
     ran_free(&r);
+}
+
+/* A protected name that is a link must not make bubblewrap show what the plan hides. */
+static void a_link_to_a_secret_does_not_uncover_it(void **state) {
+    (void)state;
+    char path[800], target[800];
+    const char *home = fresh_dir("home");
+    char *old = strdup(getenv("HOME") ? getenv("HOME") : "/");
+    put_file(home, ".ssh/id", "SECRET\n");
+    setenv("HOME", home, 1);
+    dm_sandbox_stop(s);
+    s = sandbox_up(DM_SANDBOX_FULL, NULL);
+    setenv("HOME", old, 1);
+    free(old);
+    snprintf(target, sizeof target, "%s/.ssh", home);
+    static const char *const names[] = {".vscode", ".mcp.json", ".git"};
+    for (size_t i = 0; i < DM_COUNT(names); i++) {
+        snprintf(path, sizeof path, "%s/%s", ws, names[i]);
+        assert_int_equal(symlink(target, path), 0);
+        expect_sh(s, ws, "cat .vscode/id .mcp.json/id .git/id ~/.ssh/id 2>/dev/null; echo end", "end\n");
+        assert_int_equal(unlink(path), 0);
+    }
+    snprintf(path, sizeof path, "%s/.git", ws);
+    assert_int_equal(mkdir(path, 0755), 0);
+    snprintf(path, sizeof path, "%s/.git/hooks", ws);
+    assert_int_equal(symlink(target, path), 0);
+    expect_sh(s, ws, "cat .git/hooks/id ~/.ssh/id 2>/dev/null; echo end", "end\n");
+}
+
+static atomic_bool racing;
+
+static void *racer(void *arg) {
+    char a[800], b[800], secret[800];
+    snprintf(a, sizeof a, "%s/.idea", ws);
+    snprintf(b, sizeof b, "%s/real", ws);
+    snprintf(secret, sizeof secret, "%s/.ssh", (const char *)arg);
+    mkdir(b, 0755);
+    while (atomic_load(&racing)) { /* a directory, a link, a directory … */
+        if (rename(b, a) == 0) (void)rename(a, b);
+        if (symlink(secret, a) == 0) unlink(a);
+        (void)rmdir(a);
+    }
+    return NULL;
+}
+
+static void a_name_swapped_while_the_sandbox_is_built_uncovers_nothing(void **state) {
+    (void)state;
+    pthread_t thread;
+    const char *home = fresh_dir("home");
+    char *old = strdup(getenv("HOME") ? getenv("HOME") : "/");
+    put_file(home, ".ssh/id", "SECRET\n");
+    setenv("HOME", home, 1);
+    dm_sandbox_stop(s);
+    s = sandbox_up(DM_SANDBOX_FULL, NULL);
+    setenv("HOME", old, 1);
+    free(old);
+    atomic_store(&racing, true);
+    assert_int_equal(pthread_create(&thread, NULL, racer, (void *)(uintptr_t)home), 0);
+    int ran_ok = 0, refused = 0;
+    for (int i = 0; i < (test_full() ? 2000 : 150); i++) {
+        ran r;
+        run_sh(s, ws, "cat .idea/id ~/.ssh/id; echo end", &r);
+        assert_null(strstr(r.out, "SECRET"));
+        ran_ok += !r.x.setup_failed;
+        refused += r.x.setup_failed;
+        ran_free(&r);
+    }
+    atomic_store(&racing, false);
+    pthread_join(thread, NULL);
+    print_message("# %d ran, %d were refused\n", ran_ok, refused);
 }
 
 /* ---- persistence ----------------------------------------------------------------------------------------------------------- */
@@ -504,7 +576,7 @@ static void commands_side_by_side_share_placeholders(void **state) {
 static void placeholders_that_a_crash_left_are_taken_over(void **state) {
     (void)state;
     ran r;
-    const char *const argv[] = {"sleep", "421.5", NULL};
+    const char *const argv[] = {"sleep", marked("421.5"), NULL};
     dm_sandbox_proc p;
     char *before = listing(ws), path[700];
     assert_ok(dm_sandbox_spawn(s, &(dm_sandbox_cmd){.argv = argv, .workspace = ws}, &p, NULL));
@@ -552,6 +624,8 @@ int main(int argc, char **argv) {
         T(other_processes_are_not_there),
         T(run_tmp_and_other_homes_are_empty),
         T(secrets_of_the_home_are_hidden_and_the_rest_is_readable),
+        T(a_link_to_a_secret_does_not_uncover_it),
+        T(a_name_swapped_while_the_sandbox_is_built_uncovers_nothing),
         T(hidden_directories_are_empty_wherever_they_lie),
         T(there_is_no_terminal),
         T(q75_names_that_others_obey_cannot_be_written),
