@@ -61,6 +61,22 @@ out=$("$dm" sessions show "$id"); [[ $out == *"$q"* ]] && ok "sessions show" || 
 "$dm" kv stat --json | field blocks >/dev/null && ok "kv stat" || fail "kv stat"
 "$dm" kv verify >/dev/null; expect "kv verify" 0 $?
 
+# ---- asleep, awake, without a store, on one thread or two: the same tokens (C1) ----------------------------------------------------
+tokens_of() { # the timeline of the last session of a state directory
+    "$dm" sessions show last --json --state-dir "$1" | python3 -c 'import json,sys
+print([i for l in sys.stdin for e in [json.loads(l)] if e["type"] == "tokens" for i in e["ids"]])'
+}
+n=0
+for how in "--sleep always --threads 1" "--sleep never --threads 2" "--no-kv --threads 2" "--sleep always --threads 2 --ram-bytes 64K"; do
+    fresh_ws; n=$((n + 1))
+    # shellcheck disable=SC2086
+    "$dm" run -C "$tmp/ws" --state-dir "$tmp/same$n" $how "Where is high_water used?" >/dev/null 2>"$tmp/err" || fail "run $how" "$(cat "$tmp/err")"
+    # shellcheck disable=SC2086
+    "$dm" run --state-dir "$tmp/same$n" $how --resume last "List the .md files." >/dev/null 2>"$tmp/err" || fail "resume $how" "$(cat "$tmp/err")"
+    tokens_of "$tmp/same$n" >"$tmp/ids$n"
+    cmp -s "$tmp/ids1" "$tmp/ids$n" && ok "the same tokens with $how" || fail "other tokens with $how" "$(diff "$tmp/ids1" "$tmp/ids$n")"
+done
+
 # ---- exit statuses -----------------------------------------------------------------------------------------------
 out=$("$dm" run --output-format json --resume 01ZZZZZZZZ "x" 2>/dev/null); rc=$?
 expect "a session that is not there" 3 $rc "$out"
