@@ -102,7 +102,7 @@ static int as_text(const dm_model *m, const table *t, bool all, int64_t bytes, d
                            c->num_hidden_layers, c->num_nextn_predict_layers ? " and MTP" : "", c->hidden_size, c->num_attention_heads, c->n_routed_experts,
                            c->num_experts_per_tok, c->expert_fp4 ? "fp4" : "fp8", c->vocab_size);
     if (rc >= 0)
-        rc = dm_buf_printf(out, "%zu tensors in %d files, %s (%lld bytes)", m->ntensors, m->nshards, dm_bytes_text(size, sizeof size, (uint64_t)bytes),
+        rc = dm_buf_printf(out, "%zu tensors in %d %s, %s (%lld bytes)", m->ntensors, m->nshards, m->nshards == 1 ? "file" : "files", dm_bytes_text(size, sizeof size, (uint64_t)bytes),
                            (long long)bytes);
     if (rc >= 0 && m->nused < m->ntensors) rc = dm_buf_printf(out, "; %zu ignored", m->ntensors - m->nused);
     if (rc >= 0) rc = dm_buf_printf(out, "\n%-52s %-8s %-16s%s %12s\n", "tensor", "dtype", "shape", all ? "" : "    count", "size");

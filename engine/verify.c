@@ -87,10 +87,9 @@ static int judge_run(vrun *v, vrec *rec, dm_verify_report *out, vfirst *first, d
     return verify_fast(v, rec, out, first, e);
 }
 
-static int verify_model(const char *dir, vref *f, const dm_verify_opts *o, dm_model *m, dm_verify_report *out, vfirst *first, dm_progress fn, void *ctx, dm_err *e) {
+static int verify_model(const vref *f, const dm_verify_opts *o, dm_model *m, dm_verify_report *out, vfirst *first, dm_progress fn, void *ctx, dm_err *e) {
     vrec rec = {0};
     vrun v = {.m = m, .o = o, .f = f, .fn = fn, .ctx = ctx};
-    (void)dir;
     int rc = check_path(f, o->numerics, e);
     if (rc == 0) rc = vrec_init(&rec, dm_model_config(m), f, o->numerics == DM_NUM_FAST, e);
     if (rc == 0) rc = judge_run(&v, &rec, out, first, e);
@@ -105,7 +104,7 @@ static int verify_vectors(const char *dir, const char *golden, dm_buf *text, con
     int rc = dm_model_open(&m, dir, e);
     if (rc < 0) return rc;
     rc = golden ? vref_read_golden(&f, golden, e) : vref_read_hashes(&f, text, dm_model_config(m), e);
-    if (rc == 0) rc = verify_model(dir, &f, o, m, out, first, fn, ctx, e);
+    if (rc == 0) rc = verify_model(&f, o, m, out, first, fn, ctx, e);
     vref_free(&f);
     dm_model_close(m);
     return rc;
