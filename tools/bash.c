@@ -46,7 +46,7 @@ struct bash_run {
     uv_work_t spill;
     dm_sandbox_exit exit;
     bool exited, lost; /* lost: with the launcher */
-    bool too_much, stopping;
+    bool too_much, no_memory, stopping;
 };
 
 static void progress(bash_run *b);
@@ -221,13 +221,17 @@ static void spill_step(bash_run *b, bool last) {
 
 static void output_take(bash_run *b, const char *p, size_t n) {
     const size_t max = b->r->tools->o.output_bytes_max;
-    if (b->too_much) return;
+    if (b->too_much || b->no_memory) return;
     if (n > max - b->shaper.fed) {
         n = max - b->shaper.fed;
         b->too_much = true;
         (void)dm_sandbox_kill(b->hub->sandbox, b->proc.id);
     }
-    if (shaper_feed(&b->shaper, p, n) < 0) b->too_much = true;
+    if (shaper_feed(&b->shaper, p, n) < 0) {
+        b->no_memory = true;
+        (void)dm_sandbox_kill(b->hub->sandbox, b->proc.id);
+        return;
+    }
     if (!b->spill_lost && dm_buf_append(&b->kept, p, n) < 0) b->spill_lost = true;
     spill_step(b, false);
 }
@@ -264,7 +268,8 @@ static void ending(bash_run *b) {
     dm_tool_run *r = b->r;
     const dm_sandbox_exit *x = &b->exit;
     char size[32];
-    r->is_error = b->lost || b->too_much || x->setup_failed || x->memory || x->pids || x->timed_out || r->timed_out || r->cancelled;
+    r->is_error = b->no_memory || b->lost || b->too_much || x->setup_failed || x->memory || x->pids || x->timed_out || r->timed_out || r->cancelled;
+    if (b->no_memory) return;
     if (b->lost) line(&r->text, "error: the sandbox's launcher is gone; the command was ended with it");
     else if (x->setup_failed) line(&r->text, "error: the command could not be started: %s", x->text);
     else if (b->too_much) line(&r->text, "[the command was stopped: more than %s of output]", dm_bytes_text(size, sizeof size, r->tools->o.output_bytes_max));
@@ -285,7 +290,7 @@ static void bash_end(bash_run *b) {
     dm_buf_clear(&r->text);
     int rc = shaper_end(&b->shaper, &r->text, &r->cut, spilled ? r->spill_path : NULL);
     if (r->text.n > 0 && r->text.p[r->text.n - 1] == '\n') r->text.p[--r->text.n] = 0;
-    if (rc < 0) run_error(r, "out of memory");
+    if (rc < 0 || b->no_memory) run_error(r, "out of memory");
     r->timed_out |= b->exit.timed_out;
     r->exit_code = b->exit.setup_failed || b->lost ? -1 : b->exit.exit_code;
     ending(b);

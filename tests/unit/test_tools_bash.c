@@ -405,6 +405,30 @@ static void q13_many_calls_leave_no_descriptor_and_no_zombie(void **state) {
     expect_bash(&g, "cat /proc/[0-9]*/status | grep -c '^State:.Z'", "0\nexit code 1");
 }
 
+static void the_nth_allocation_may_fail(void **state) {
+    (void)state;
+    int good = 0;
+    for (int64_t n = 1; n < 80; n++) {
+        call c = {0};
+        json_t *args = json_pack("{s:s}", "command", "seq 3000; exit 2");
+        dm_fault_alloc_after(n);
+        const int rc = dm_tools_start(g.tools, "bash", args, call_done, &c, &c.run, NULL);
+        if (rc == 0) {
+            while (!c.done && uv_run(&g.loop, UV_RUN_ONCE)) continue;
+            dm_fault_alloc_after(-1);
+            assert_int_equal(c.done, 1);
+            assert_non_null(c.r.text);
+            good += c.r.exit_code == 2;
+            call_free(&c);
+        } else {
+            assert_int_equal(rc, DM_ENOMEM);
+        }
+        dm_fault_alloc_after(-1);
+        json_decref(args);
+    }
+    assert_true(good > 10);
+}
+
 int main(void) {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
@@ -433,6 +457,7 @@ int main(void) {
         T(c6_without_a_sandbox_commands_are_refused),
         T(two_registries_share_one_sandbox),
         T(the_launcher_may_die_and_the_call_ends),
+        T(the_nth_allocation_may_fail),
         T(q13_many_calls_leave_no_descriptor_and_no_zombie),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
