@@ -25,6 +25,15 @@ void run_path_error(dm_tool_run *r, const char *name, int err) {
     }
 }
 
+int run_open(const dm_tool_run *r, const char *name, int flags) {
+    const char *spill = r->tools->spill_dir;
+    int fd = workspace_at(&r->tools->ws, name, flags);
+    const size_t n = spill ? strlen(spill) : 0;
+    if (fd != -EXDEV || n == 0 || strncmp(name, spill, n) != 0 || strncmp(name + n, "/output-", 8) != 0 || strchr(name + n + 1, '/')) return fd;
+    fd = open(name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
 static const char *kind_of(mode_t mode) {
     if (S_ISDIR(mode)) return "a directory";
     if (S_ISFIFO(mode)) return "a FIFO";
@@ -34,7 +43,7 @@ static const char *kind_of(mode_t mode) {
 
 /* Opens a regular file for reading and nothing else; the fault is told.  Never hangs: a FIFO opens at once. */
 static int regular_open(dm_tool_run *r, const char *name, struct stat *st) {
-    int fd = workspace_at(&r->tools->ws, name, O_RDONLY);
+    int fd = run_open(r, name, O_RDONLY);
     if (fd < 0) {
         run_path_error(r, name, fd);
         return -1;

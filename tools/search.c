@@ -123,10 +123,9 @@ static int walk_open(walker *w, const char *path, bool *dir) {
     char shown[PATH_BYTES];
     struct stat st;
     if (!path || !path[0]) path = ".";
-    int fd = workspace_at(ws, path, O_RDONLY);
+    int fd = run_open(w->r, path, O_RDONLY);
     int rc = fd < 0 ? fd : fstat(fd, &st) == 0 ? 0 : -errno;
-    if (rc == 0 && path[0] == '/') rc = workspace_where(ws, fd, shown, sizeof shown);
-    else if (rc == 0) snprintf(shown, sizeof shown, "%s", path);
+    if (rc != 0 || path[0] != '/' || workspace_where(ws, fd, shown, sizeof shown) != 0) snprintf(shown, sizeof shown, "%s", path);
     if (rc == 0 && !S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) rc = -ENXIO;
     if (rc < 0) {
         run_path_error(w->r, path, rc);

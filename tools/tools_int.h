@@ -131,6 +131,8 @@ bool run_stopped(const dm_tool_run *r);
 void run_error(dm_tool_run *r, const char *fmt, ...) DM_PRINTF(2, 3);
 const char *run_text(const dm_tool_run *r, const char *key); /* string argument or NULL */
 int64_t run_int(const dm_tool_run *r, const char *key, int64_t missing);
+/* workspace_at for reading, and besides it the whole outputs that results point to: their names cannot be guessed. */
+int run_open(const dm_tool_run *r, const char *name, int flags);
 /* The sentence for a path that cannot be opened. */
 void run_path_error(dm_tool_run *r, const char *name, int negative_errno);
 

@@ -163,6 +163,36 @@ static void a07_q24_huge_output_keeps_head_and_tail_in_bounded_memory(void **sta
     call_free(&c);
 }
 
+static void q25_the_whole_output_can_be_read_by_the_model(void **state) {
+    (void)state;
+    call c;
+    char args[1300];
+    bash_run_text(&g, &c, "seq 100000");
+    assert_non_null(c.r.spill_path);
+    snprintf(args, sizeof args, "{\"path\":\"%s\",\"offset\":54321,\"limit\":2}", c.r.spill_path);
+    expect(&g, "read", args, "54321\n54322");
+    snprintf(args, sizeof args, "{\"path\":\"%s\",\"pattern\":\"^7654.$\",\"limit\":2}", c.r.spill_path);
+    call d;
+    call_run(&g, &d, "grep", args);
+    assert_non_null(strstr(d.r.text, ".txt:76540:76540\n"));
+    call_free(&d);
+    /* To be read, nothing else; and nothing else beside it. */
+    snprintf(args, sizeof args, "{\"path\":\"%s\",\"content\":\"x\"}", c.r.spill_path);
+    call_run(&g, &d, "write", args);
+    assert_true(d.r.is_error);
+    call_free(&d);
+    rig_put(g.spill, "journal", "SECRET\n");
+    snprintf(args, sizeof args, "{\"path\":\"%s/journal\"}", g.spill);
+    call_run(&g, &d, "read", args);
+    assert_true(d.r.is_error);
+    call_free(&d);
+    snprintf(args, sizeof args, "{\"path\":\"%s/output-/../journal\"}", g.spill);
+    call_run(&g, &d, "read", args);
+    assert_true(d.r.is_error);
+    call_free(&d);
+    call_free(&c);
+}
+
 static long rss_kb(void) {
     long pages = 0;
     FILE *f = fopen("/proc/self/statm", "r");
@@ -442,6 +472,7 @@ int main(void) {
         T(a_command_may_tidy_up_when_it_times_out),
         T(a06_q27_binary_output_becomes_text),
         T(a07_q24_huge_output_keeps_head_and_tail_in_bounded_memory),
+        T(q25_the_whole_output_can_be_read_by_the_model),
         T(q26_endless_output_is_stopped_at_its_cap),
         T(short_output_leaves_no_spill_file),
         T(progress_lines_collapse),
