@@ -266,9 +266,10 @@ static int sweep(kv_write *w)
 
 int kv_evict_room(kv_write *w, int64_t pages)
 {
-    int rc = 0;
+    if (kv_room_pages(w) >= pages) return 0;
+    int rc = w->kv->swept ? 0 : sweep(w); /* once in a process: what damage of former days left behind goes before anything good */
     for (int what = SPARE_USED; what >= SPARE_NONE && !rc && kv_room_pages(w) < pages; what--) rc = scan(w, pages, (spare)what);
-    /* Nothing left to evict although room is taken: by damage that the order does not know of, or by pinned entries. */
+    /* Nothing left to evict although room is taken: by fresh damage that the order does not know of, or by pinned entries. */
     if (!rc && kv_room_pages(w) < pages) rc = sweep(w);
     if (!rc && kv_room_pages(w) < pages) rc = scan(w, pages, SPARE_NONE);
     if (rc) return rc;

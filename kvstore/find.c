@@ -255,6 +255,7 @@ static void count_find(dm_kv *kv, bool hit)
 {
     pthread_mutex_lock(&kv->lock);
     *(hit ? &kv->st.hits : &kv->st.misses) += 1;
+    kv->epoch_new = true;
     pthread_mutex_unlock(&kv->lock);
 }
 

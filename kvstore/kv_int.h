@@ -180,6 +180,7 @@ struct dm_kv {
     int flush_waiters;
     uint64_t queue_since_ns; /* when the queue stopped being empty */
     bool stop, abandon, writer_exited;
+    bool epoch_new;          /* a prompt was looked up: what is put from now on is of another age */
     bool unsynced;           /* a commit's root is not on the disk for sure */
     int squeeze;             /* times in a row that the map was full */
     bool direct_refused;
@@ -191,6 +192,8 @@ struct dm_kv {
     uint64_t retry_ns;    /* disk full: not before */
     uint64_t readers_ns;  /* stale readers last cleared */
     uint64_t wrote_ns;    /* last transaction */
+    uint64_t epoch;       /* writer only: age of what is put now, store clock */
+    bool swept;           /* writer only: orphans were looked for */
 
     /* opener only */
     bool have_thread;
@@ -259,6 +262,7 @@ typedef struct kv_write {
     kv_clock clock;
     uintptr_t map_base;
     size_t map_bytes;
+    uint64_t age;        /* of what this transaction writes */
     uint64_t seq_first;  /* of this transaction: never evicted in it */
     int64_t pages_live;  /* extents */
     int64_t pages_index; /* everything else, at the start of the transaction */

@@ -110,7 +110,7 @@ static void killed_at_every_point_of_the_write_path(void **s)
     int64_t found = 0;
     uint64_t from = 0;
     for (size_t i = 0; i < DM_COUNT(points); i++)
-        for (int pass = 1; pass <= (test_full() ? 40 : 6); pass++) {
+        for (int pass = 1; pass <= (test_full() ? 40 : 4); pass++) {
             char fault[64];
             snprintf(fault, sizeof fault, "%s:%d=kill", points[i], pass * pass);
             int acknowledged = run_and_kill(dir, fault, from, 0);
@@ -127,7 +127,7 @@ static void killed_at_random_moments(void **s)
     const char *dir = kt_dir("random");
     uint64_t rnd = test_seed();
     int64_t found = 0;
-    int rounds = test_full() ? 200 : 25;
+    int rounds = test_full() ? 200 : 15;
     for (int i = 0; i < rounds; i++) {
         int us = 2000 + (int)(dm_splitmix64(&rnd) % 80000);
         found += reopen_and_check(dir, run_and_kill(dir, NULL, dm_splitmix64(&rnd) % SEQS, us));
