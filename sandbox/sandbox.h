@@ -11,7 +11,11 @@
  *   S1  Asked level not available: DM_ESANDBOX, nothing runs, and the text says what is missing and how to get it.
  *   S2  Inside: writes only under `write` paths, no network unless asked, none of the caller's environment but
  *       the allowlist, descriptors 0 1 2 only, no controlling terminal, stdin is empty.
+ *       /tmp and the home are private and writable (the real home's entries are in it, read-only, without secrets);
+ *       .git/hooks, .git/config, .mcp.json, .vscode, .idea, .dormouse of the workspace are read-only, missing ones
+ *       cannot be made (launcher/protect.c).  The rest of the system can be read.
  *   S3  When the command ends, times out, is killed, or the host dies, no process of it is left (pid namespace).
+ *       An end that we choose is SIGTERM, then SIGKILL 300 ms later; a bound on memory or processes is SIGKILL at once.
  *   S4  The wrapper's failure is never mistaken for the command's: status travels on its own descriptor.
  *
  * Threads: one dm_sandbox belongs to one thread (the loop).  dm_sandbox_start blocks (< 1 s); all else does not. */
