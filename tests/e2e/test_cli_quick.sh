@@ -158,4 +158,8 @@ for sig in INT:130 TERM:143; do
     expect "SIG${sig%:*}" "${sig#*:}" $rc
     [ "$(tail -n 1 "$tmp/out" | field type)" = result ] && ok "... the result is the last line" || fail "last line" "$(tail -n 1 "$tmp/out")"
 done
+
+# ---- removing -----------------------------------------------------------------------------------------------------------------------
+"$dm" sessions rm "$id"; expect "sessions rm" 0 $?
+"$dm" sessions show "$id" >/dev/null 2>&1; expect "... and it is gone" 3 $?
 exit $bad

@@ -410,6 +410,46 @@ static void what_was_acknowledged_survives_a_kill(void **state)
     }
 }
 
+static void two_processes_share_a_journal(void **state)
+{
+    (void)state;
+    enum { EACH = 60 };
+    const char *dir = fresh();
+    dm_journal *j = filled(dir);
+    dm_journal_close(j);
+    pid_t pid[2];
+    for (int k = 0; k < 2; k++) {
+        pid[k] = fork();
+        if (pid[k]) continue;
+        dm_journal *mine;
+        if (dm_journal_open(&mine, dir, false, NULL) < 0) _exit(1);
+        char *text = dm_malloc(300001); /* together they outgrow the first map, so each meets the other's growth */
+        memset(text, 'x', 300000);
+        text[300000] = 0;
+        for (int i = 0; i < EACH; i++) {
+            json_t *ev = json_pack("{s:s,s:i,s:s}", "type", "message", "i", i, "text", text);
+            if (!ev || dm_journal_append(mine, k ? id_a : id_b, &ev, 1, NULL, NULL) < 0) _exit(2);
+            json_decref(ev);
+        }
+        dm_free(text);
+        dm_journal_close(mine);
+        _exit(0);
+    }
+    for (int k = 0; k < 2; k++) {
+        int status;
+        assert_int_equal(waitpid(pid[k], &status, 0), pid[k]);
+        assert_int_equal(status, 0);
+    }
+    dm_err e = { 0 };
+    assert_ok_e(dm_journal_open(&j, dir, false, &e), e);
+    seen a = { 0 }, b = { 0 };
+    assert_ok_e(dm_journal_read(j, id_a, look, &a, &e), e);
+    assert_ok_e(dm_journal_read(j, id_b, look, &b, &e), e);
+    assert_int_equal(a.n, 3 + EACH);
+    assert_int_equal(b.n, 1 + EACH);
+    dm_journal_close(j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -426,6 +466,7 @@ int main(void)
         cmocka_unit_test(a_cut_journal_is_an_error_at_every_length),
         cmocka_unit_test(a_foreign_file_is_an_error_and_left_alone),
         cmocka_unit_test(a_flipped_byte_in_an_event_is_named),
+        cmocka_unit_test(two_processes_share_a_journal),
         cmocka_unit_test(what_was_acknowledged_survives_a_kill),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
