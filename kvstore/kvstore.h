@@ -65,7 +65,9 @@ DM_API void dm_kv_chain(dm_hash *next, const dm_hash *prev, const int32_t ids[DM
 /* ---- put (asynchronous) ------------------------------------------------------------- */
 
 /* Block i of the sequence ids[0 .. 256*(i+1)) is `key` = H(i).  `bytes` is copied before return.
- * Already present (in any tier): 0, nothing is written.  0 also when the entry was accepted. */
+ * Already present (in any tier): 0, nothing is written.  0 also when the entry was accepted.
+ * DM_ELIMIT: larger than a quota (K4); DM_ENOMEM; DM_ESTATE: the store is read-only.  Put blocks in the order of the chain: among
+ * entries of one age the later written is evicted first. */
 DM_API int dm_kv_put_block(dm_kv *kv, const dm_hash *key, const void *bytes, size_t n, dm_err *e);
 /* State at position 256*b + tail_count, where last = H(b-1) and tail holds the ids behind it
  * (tail_count < 256). */
@@ -91,7 +93,8 @@ typedef struct dm_kv_hit {
  * no hit (pos = 0).  limit lets the caller keep the last token for itself. */
 DM_API int dm_kv_find(dm_kv *kv, const int32_t *ids, int64_t n, int64_t limit, dm_kv_hit *hit, dm_err *e);
 typedef enum dm_kv_tier { DM_KV_RAM = 1, DM_KV_DISK = 2 } dm_kv_tier;
-/* Copies block i of the hit to dst (block_bytes); *tier says where it came from.  DM_EMISS: it was bad
+/* read_state replaces what is in *out.
+ * Copies block i of the hit to dst (block_bytes); *tier says where it came from.  DM_EMISS: it was bad
  * or went away; find again (the hit will be shorter). */
 DM_API int dm_kv_read_block(dm_kv *kv, const dm_kv_hit *hit, int64_t i, void *dst, dm_kv_tier *tier, dm_err *e);
 DM_API int dm_kv_read_state(dm_kv *kv, const dm_kv_hit *hit, dm_buf *out, dm_kv_tier *tier, dm_err *e);

@@ -11,7 +11,6 @@
  * Disk full, quota blocked by a reader elsewhere, I/O errors (K5): the batch goes back to the queue, one warning is
  * logged, and it is tried again every RETRY_NS.  The queue is bounded, so nothing else has to happen meanwhile. */
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 

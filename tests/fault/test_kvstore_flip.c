@@ -129,7 +129,7 @@ static void one_flipped_bit_is_refused_or_missed_or_harmless_but_never_another_v
     (void)s;
     uint64_t rnd = test_seed();
     tally t = { 0 };
-    int count = test_full() ? 20000 : 600;
+    int count = test_full() ? 20000 : 300;
     write_file(image, image_bytes);
     for (int i = 0; i < count; i++) {
         size_t at = dm_splitmix64(&rnd) % image_bytes;
@@ -149,7 +149,7 @@ static void flips_in_the_index_and_in_lmdb_own_pages_are_caught(void **s)
     (void)s;
     uint64_t rnd = test_seed() + 1;
     tally t = { 0 };
-    int count = test_full() ? 60000 : 1500, done = 0;
+    int count = test_full() ? 60000 : 800, done = 0;
     size_t pages = image_bytes / 4096, *tree = malloc(pages * sizeof *tree), n = 0;
     for (size_t i = 0; i < pages; i++) {
         const uint8_t *p = image + i * 4096;
