@@ -114,6 +114,7 @@ typedef struct launcher {
     int filter[2]; /* [deny_inet] */
     int landlock_abi;
     struct command *commands;
+    dm_buf tmps; /* NUL-separated: directories shown as /tmp, removed at the end should the host not live to do it */
     int count;
 } launcher;
 /* Owns none of the descriptors given. */

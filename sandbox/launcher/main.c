@@ -68,6 +68,9 @@ static int serve(void) {
     int rc = setup(&l, &ready);
     if (sb_send(SOCKET, &ready, sizeof ready, NULL, 0, 5000) == 0 && rc >= 0) rc = server_run(&l);
     if (l.scratch[0]) (void)nftw(l.scratch, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    for (size_t at = 0; at < l.tmps.n; at += strlen((char *)l.tmps.p + at) + 1)
+        (void)nftw((char *)l.tmps.p + at, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    dm_buf_free(&l.tmps);
     sb_request_free(&l.hello);
     dm_free(l.commands);
     return rc < 0;

@@ -220,6 +220,14 @@ static int refuse(launcher *l, int32_t id, const char *text) {
     return exit_send(l, &x);
 }
 
+/* Only directories of this form are ours to remove. */
+static void tmp_remember(launcher *l, const char *tmp) {
+    if (!tmp || !dm_str_prefix(tmp, "/tmp/dormouse-tmp-") || strchr(tmp + 5, '/') || l->tmps.n > 65536) return;
+    for (size_t at = 0; at < l->tmps.n; at += strlen((char *)l->tmps.p + at) + 1)
+        if (strcmp((char *)l->tmps.p + at, tmp) == 0) return;
+    (void)dm_buf_append(&l->tmps, tmp, strlen(tmp) + 1);
+}
+
 static int on_spawn(launcher *l, int32_t id, const int *fds, int fd_count) {
     dm_err e = {0};
     sb_request r = {0};
@@ -229,6 +237,7 @@ static int on_spawn(launcher *l, int32_t id, const int *fds, int fd_count) {
     if (rc == 0 && !c) rc = dm_err_set(&e, DM_ELIMIT, "sandbox", "%d commands run already", COMMANDS_MAX);
     if (rc == 0) {
         const int given[3] = {fds[1], fds[2], fd_count > 3 ? fds[3] : -1};
+        tmp_remember(l, r.tmp);
         rc = command_start(l, c, id, &r, given, &e);
     }
     sb_request_free(&r);

@@ -352,6 +352,35 @@ static void tmp_is_private_and_stays_between_calls(void **state) {
     assert_false(dm_path_exists("/tmp/dm-proof"));
 }
 
+/* The directory behind /tmp goes with the host, even with one that is killed: the launcher sees to it. */
+static void tmp_is_removed_when_the_host_is_killed(void **state) {
+    (void)state;
+    int tell[2];
+    char path[256] = "";
+    assert_int_equal(pipe(tell), 0);
+    fflush(NULL);
+    const pid_t host = fork();
+    if (host == 0) {
+        rig other;
+        call c;
+        rig_open(&other, DM_SANDBOX_FULL, NULL);
+        bash_run_text(&other, &c, "echo x > /tmp/f; grep ' /tmp ' /proc/self/mountinfo | grep -o '/dormouse-tmp-......'");
+        if (write(tell[1], c.r.text, c.r.text_bytes) < 0) _exit(1);
+        pause();
+    }
+    ssize_t n = read(tell[0], path + 4, sizeof path - 5);
+    assert_true(n > 0);
+    memcpy(path, "/tmp", 4);
+    path[4 + n] = 0;
+    assert_true(dm_path_exists(path));
+    kill(host, SIGKILL);
+    assert_int_equal(waitpid(host, NULL, 0), host);
+    for (int i = 0; i < 3000 && dm_path_exists(path); i++) usleep(10000);
+    assert_false(dm_path_exists(path));
+    close(tell[0]);
+    close(tell[1]);
+}
+
 static void spilled_outputs_are_hidden_from_commands(void **state) {
     (void)state;
     call c;
@@ -484,6 +513,7 @@ int main(void) {
         T(q23_q53_a_batch_gives_each_its_own_result),
         T(cancel_ends_one_call_and_not_the_others),
         T(tmp_is_private_and_stays_between_calls),
+        T(tmp_is_removed_when_the_host_is_killed),
         T(spilled_outputs_are_hidden_from_commands),
         T(c6_without_a_sandbox_commands_are_refused),
         T(two_registries_share_one_sandbox),
