@@ -192,7 +192,8 @@ static void set_rows(fwd *f, const dm_run *runs, int nruns) {
     f->rows = 0;
     f->nruns = nruns;
     for (int i = 0; i < nruns; i++) {
-        f->runs[i] = (fwd_run){.seq = runs[i].seq, .row0 = f->rows, .n = runs[i].n, .pos0 = runs[i].seq->pos, .logits = runs[i].logits, .wide_at = -1};
+        f->runs[i] = (fwd_run){.seq = runs[i].seq, .row0 = f->rows, .n = runs[i].n, .pos0 = runs[i].seq->pos, .logits = runs[i].logits,
+                               .wide_at = -1, .entries_at = -1};
         for (int r = 0; r < runs[i].n; r++)
             f->row[f->rows++] = (fwd_row){.seq = runs[i].seq, .pos = runs[i].seq->pos + r, .id = runs[i].ids[r], .run = i};
     }
@@ -235,7 +236,8 @@ static void trunk_head(fwd *f) {
             if (wants_logits(f, r)) rows[n++] = r;
         if (!n) break;
         fwd_head(f, &f->w->hc_head, f->w->norm, rows, n);
-        for (int i = 0; i < n; i++) deliver(f, rows[i], f->head_x + (size_t)i * (size_t)f->c->hidden_size, f->logits + (size_t)i * (size_t)f->base.vocab);
+        for (int i = 0; i < n; i++)
+            deliver(f, rows[i], f->head_x + (size_t)i * (size_t)f->c->hidden_size, f->logits + (size_t)i * (size_t)f->base.vocab);
     }
 }
 
@@ -297,7 +299,8 @@ static int choose_kernels(fwd *f, const dm_forward_opts *o, dm_err *e) {
     f->k = dm_kernels_get(o->isa);
     if (!f->k) {
         char list[64] = "";
-        for (const char *const *i = dm_kernels_isas(); *i; i++) snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", *list ? ", " : "", *i);
+        for (const char *const *i = dm_kernels_isas(); *i; i++)
+            snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", *list ? ", " : "", *i);
         return dm_err_set(e, DM_ENOTSUP, "forward", "no instruction set '%s' here; this processor has: %s", o->isa, list);
     }
     switch (o->numerics) {
@@ -317,7 +320,8 @@ static int choose_kernels(fwd *f, const dm_forward_opts *o, dm_err *e) {
 }
 
 static int check_opts(const fwd *f, const dm_forward_opts *o, dm_err *e) {
-    if (o->rows_max < 0 || o->rows_max > ROWS_LIMIT) return dm_err_set(e, DM_EINVAL, "forward", "rows_max %d is not in 0..%d", o->rows_max, ROWS_LIMIT);
+    if (o->rows_max < 0 || o->rows_max > ROWS_LIMIT)
+        return dm_err_set(e, DM_EINVAL, "forward", "rows_max %d is not in 0..%d", o->rows_max, ROWS_LIMIT);
     if (o->threads < 0 || o->threads > THREADS_LIMIT)
         return dm_err_set(e, DM_EINVAL, "forward", "%d threads are not in 0..%d", o->threads, THREADS_LIMIT);
     if (o->ctx_tokens_max < 0 || o->ctx_tokens_max > f->c->max_position_embeddings)
@@ -333,7 +337,8 @@ static void make_tables(fwd *f) {
     const dm_config *c = f->c;
     dm_rope_freqs(f->freq[0], c->rope_theta, NULL);
     dm_rope_freqs(f->freq[1], c->compress_rope_theta,
-                  &(kern_yarn){.factor = c->rope_factor, .beta_fast = c->rope_beta_fast, .beta_slow = c->rope_beta_slow, .original_max = c->rope_original_max});
+                  &(kern_yarn){.factor = c->rope_factor, .beta_fast = c->rope_beta_fast, .beta_slow = c->rope_beta_slow,
+                               .original_max = c->rope_original_max});
     for (int i = 0; i <= f->layers; i++) f->layer[i].cos = f->cos[f->layer[i].table], f->layer[i].sin = f->sin[f->layer[i].table];
 }
 

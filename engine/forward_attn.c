@@ -330,7 +330,8 @@ static void attend_heads(fwd *f, const void *arg, int64_t begin, int64_t end, vo
         int keys_f32, keys = row_keys(f, l, r, key, &keys_f32);
         f->k->attention(&(kern_attention){.q = q, .o = q, .sink = l->w->attn_sink + h0, .heads = heads, .key = key, .keys = keys,
                                           .keys_f32 = keys_f32, .round = f->round, .work = work});
-        f->k->rope(&(kern_rope){.x = q, .count = heads, .dim = KERN_HEAD_DIM, .cos = l->cos[r], .sin = l->sin[r], .inverse = true, .round = f->round});
+        f->k->rope(&(kern_rope){.x = q, .count = heads, .dim = KERN_HEAD_DIM, .cos = l->cos[r], .sin = l->sin[r], .inverse = true,
+                                .round = f->round});
     }
 }
 

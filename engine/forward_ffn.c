@@ -83,7 +83,8 @@ void fwd_ffn(fwd *f, const fwd_layer *l) {
     if (l->w->gate_bias) trace_f32(f, FT_FFN_MARGIN, l->number, f->route_margin, 1, 1);
 
     group_rows(f);
-    for (int e = 0; e < E; e++) up_linears(f, &l->w->expert[e], f->expert_row + f->expert_at[e], f->expert_at[e + 1] - f->expert_at[e], f->expert_at[e]);
+    for (int e = 0; e < E; e++)
+        up_linears(f, &l->w->expert[e], f->expert_row + f->expert_at[e], f->expert_at[e + 1] - f->expert_at[e], f->expert_at[e]);
     up_linears(f, &l->w->shared, NULL, R, routed);
     phase_run(f);
     phase_add(f, swiglu_slots, NULL, routed + R, 0, (double)(routed + R) * I * 20);

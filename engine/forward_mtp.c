@@ -15,7 +15,8 @@ static void mix_inputs(fwd *f, const float *streams, float *g, float *e) {
             memcpy(&f->x[(size_t)r * (size_t)D + (size_t)i], &u, sizeof u);
         }
     }
-    kern_rmsnorm n = {.x = f->x, .x_stride = D, .weight = m->enorm, .y = f->x, .y_stride = D, .rows = R, .dim = D, .eps = f->c->rms_norm_eps, .round = f->round};
+    kern_rmsnorm n = {.x = f->x, .x_stride = D, .weight = m->enorm, .y = f->x, .y_stride = D, .rows = R, .dim = D,
+                      .eps = f->c->rms_norm_eps, .round = f->round};
     f->k->rmsnorm(&n);
     n.x = streams, n.weight = m->hnorm, n.y = g, n.rows = S;
     f->k->rmsnorm(&n);
@@ -23,8 +24,10 @@ static void mix_inputs(fwd *f, const float *streams, float *g, float *e) {
         f->k->quant(&(kern_quant){.x = f->x, .x_stride = D, .y = f->x, .y_stride = D, .rows = R, .dim = D});
         f->k->quant(&(kern_quant){.x = g, .x_stride = D, .y = g, .y_stride = D, .rows = S, .dim = D});
     }
-    phase_linear(f, &(kern_linear){.w = fwd_mat(&m->e_proj), .x = f->x, .x_stride = D, .rows = R, .out_end = D, .y = e, .y_stride = D, .kind = f->kind});
-    phase_linear(f, &(kern_linear){.w = fwd_mat(&m->h_proj), .x = g, .x_stride = D, .rows = S, .out_end = D, .y = f->h, .y_stride = D, .kind = f->kind});
+    kern_linear p = {.w = fwd_mat(&m->e_proj), .x = f->x, .x_stride = D, .rows = R, .out_end = D, .y = e, .y_stride = D, .kind = f->kind};
+    phase_linear(f, &p);
+    p.w = fwd_mat(&m->h_proj), p.x = g, p.rows = S, p.y = f->h;
+    phase_linear(f, &p);
     phase_run(f);
     for (int i = 0; i < S; i++) {
         float *h = f->h + (size_t)i * (size_t)D;
@@ -38,7 +41,7 @@ static void mtp_rows(fwd *f, dm_fseq *s, const float *streams, const int32_t *ne
     int D = f->c->hidden_size, V = f->base.vocab;
     f->rows = n;
     f->nruns = 1;
-    f->runs[0] = (fwd_run){.seq = s, .n = n, .pos0 = s->mtp_pos, .wide_at = -1};
+    f->runs[0] = (fwd_run){.seq = s, .n = n, .pos0 = s->mtp_pos, .wide_at = -1, .entries_at = -1};
     for (int r = 0; r < n; r++) f->row[r] = (fwd_row){.seq = s, .pos = s->mtp_pos + r, .id = next_ids[r]};
     fwd_angles(f);
     mix_inputs(f, streams, g, e);
@@ -61,9 +64,11 @@ static int check_mtp(const fwd *f, const dm_fseq *s, const int32_t *next_ids, in
     static const char where[] = "forward.mtp";
     if (!f->w->mtp || f->w->mtp->block.ratio) return dm_err_set(e, DM_ENOTSUP, where, "the model has no MTP layer, or one with a compressor");
     if (s->mtp_off) return dm_err_set(e, DM_ESTATE, where, "a restored sequence has no MTP rows");
-    if (n < 0 || n > f->base.ctx_tokens_max - s->mtp_pos) return dm_err_set(e, DM_ECONTEXT, where, "%d rows do not fit into the context", n);
+    if (n < 0 || n > f->base.ctx_tokens_max - s->mtp_pos)
+        return dm_err_set(e, DM_ECONTEXT, where, "%d rows do not fit into the context", n);
     for (int i = 0; i < n; i++)
-        if (next_ids[i] < 0 || next_ids[i] >= f->base.vocab) return dm_err_set(e, DM_EINVAL, where, "token id %d is not in the vocabulary", next_ids[i]);
+        if (next_ids[i] < 0 || next_ids[i] >= f->base.vocab)
+            return dm_err_set(e, DM_EINVAL, where, "token id %d is not in the vocabulary", next_ids[i]);
     return 0;
 }
 

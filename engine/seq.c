@@ -93,7 +93,8 @@ int seq_reserve(dm_fseq *s, int64_t pos_end, bool logits, dm_err *e) {
 int seq_block(dm_forward *df, const dm_fseq *s, int64_t i, const void **bytes, dm_err *e) {
     (void)df;
     if (i < 0 || i >= s->pos / DM_BLOCK_TOKENS)
-        return dm_err_set(e, DM_EINVAL, "forward.block", "block %lld is not whole: the sequence is at position %lld", (long long)i, (long long)s->pos);
+        return dm_err_set(e, DM_EINVAL, "forward.block", "block %lld is not whole: the sequence is at position %lld", (long long)i,
+                          (long long)s->pos);
     *bytes = s->block[i];
     return 0;
 }

@@ -114,7 +114,8 @@ static int check_state(const fwd *f, const dm_fseq *s, const header *h, const ui
         int code = h->version > VERSION ? DM_EVERSION : DM_EFORMAT;
         return dm_err_set(e, code, where, "the state has format version %u; this program reads %u", h->version, VERSION);
     }
-    if (h->payload != n) return dm_err_set(e, DM_EFORMAT, where, "the state is cut short or padded: %zu bytes instead of %llu", n, (unsigned long long)h->payload);
+    if (h->payload != n)
+        return dm_err_set(e, DM_EFORMAT, where, "the state is cut short or padded: %zu bytes instead of %llu", n, (unsigned long long)h->payload);
     check_hash(h, payload, n, hash);
     if (memcmp(hash, h->check, sizeof hash) != 0) return dm_err_set(e, DM_ECORRUPT, where, "the state's checksum does not match");
     dm_xxh3_128(hash, f->base.numerics_id, strlen(f->base.numerics_id));
@@ -126,7 +127,8 @@ static int check_state(const fwd *f, const dm_fseq *s, const header *h, const ui
     if (h->pos > (uint64_t)f->base.ctx_tokens_max)
         return dm_err_set(e, DM_ECONTEXT, where, "the state is at position %llu, behind the context of %lld tokens", (unsigned long long)h->pos,
                           (long long)f->base.ctx_tokens_max);
-    if (n != payload_bytes(f, (int64_t)h->pos, h->flags & HAS_LOGITS)) return dm_err_set(e, DM_EFORMAT, where, "the state has the wrong size for its position");
+    if (n != payload_bytes(f, (int64_t)h->pos, h->flags & HAS_LOGITS))
+        return dm_err_set(e, DM_EFORMAT, where, "the state has the wrong size for its position");
     if (s->pos) return dm_err_set(e, DM_ESTATE, where, "a state can be loaded into a fresh sequence only");
     if (s->loaded != (int64_t)h->pos / DM_BLOCK_TOKENS)
         return dm_err_set(e, DM_ESTATE, where, "the state at position %llu needs %llu blocks; %lld are loaded", (unsigned long long)h->pos,

@@ -148,13 +148,13 @@ static void check(const dm_model *m, dm_numerics numerics, const char *isa, int 
 static void fast_resumes_exactly_at_cuts_of_a_synthetic_model(void **state) {
     (void)state;
     dm_model *m = forward_test_model("tiny2", 2);
-    check(m, DM_NUM_FAST, NULL, LENGTH, test_full() ? 200 : 50, test_full() ? LENGTH : 24);
+    check(m, DM_NUM_FAST, NULL, LENGTH, test_full() ? 200 : 50, test_full() ? 300 : 24);
     dm_model_close(m);
 }
 static void fast_resumes_exactly_at_200_cuts_of_the_embedded_model(void **state) {
     (void)state;
     dm_model *m = forward_test_embedded();
-    check(m, DM_NUM_FAST, NULL, LENGTH, 200, test_full() ? LENGTH : 16);
+    check(m, DM_NUM_FAST, NULL, LENGTH, 200, test_full() ? 300 : 16);
     dm_model_close(m);
 }
 static void every_instruction_set_resumes_exactly(void **state) {
