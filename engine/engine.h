@@ -180,6 +180,35 @@ DM_API const char *dm_parser_call_args(const dm_parser *p, int i); /* JSON objec
 DM_API int dm_parser_errors(const dm_parser *p);
 DM_API const char *dm_parser_error(const dm_parser *p, int i);
 
+/* ---- call grammar: which tokens can continue to a valid call ------------------------------------------------------ */
+
+/* A tokenizer's tokens in the order in which the grammar looks at them; made once, immutable, shared by any threads. */
+typedef struct dm_vocab dm_vocab;
+DM_API int dm_vocab_create(dm_vocab **out, const dm_tok *t, dm_err *e); /* borrows t */
+DM_API void dm_vocab_destroy(dm_vocab *v); /* NULL is fine; no grammar may use it any more */
+
+/* Follows one turn, token by token.  Outside of calls and inside string bodies everything may come, except the call
+ * marker where no call can begin: in thinking, without tools, not behind a '<'.  From the marker of the opener on only
+ * what leads to calls that the parser reads, of declared tools, with declared parameters of the types that their
+ * schemas state and with all that are required (engine/grammar_int.h lists what is and is not enforced); behind the
+ * block only the end token.  One thread at a time. */
+typedef struct dm_grammar dm_grammar;
+typedef struct dm_grammar_opts {
+    bool thinking;                        /* output starts inside <think> */
+    const dm_parser_tool *tools; size_t ntools; /* borrowed during create */
+} dm_grammar_opts;
+/* DM_EFORMAT: a tool's parameters are not a JSON object (as dm_parser_create). */
+DM_API int dm_grammar_create(dm_grammar **out, const dm_vocab *v, const dm_grammar_opts *o, dm_err *e); /* borrows v */
+DM_API void dm_grammar_destroy(dm_grammar *g);
+DM_API void dm_grammar_reset(dm_grammar *g, bool thinking); /* a new turn with the same tools */
+/* The token that was sampled.  DM_ENOMEM: nothing is masked from here on. */
+DM_API int dm_grammar_accept(dm_grammar *g, int32_t id);
+/* Sets the logits of tokens that may not come next to -inf; never all of them: when no token is left, the logits stay
+ * as they are and so they do until the next reset. */
+DM_API void dm_grammar_mask(dm_grammar *g, float *logits, int vocab);
+DM_API bool dm_grammar_in_call(const dm_grammar *g); /* the last accepted token belongs to a call block */
+DM_API const char *dm_grammar_gave_up(const dm_grammar *g); /* why nothing is masked any more, for a person; or NULL */
+
 /* ==== sampler ================================================================================ */
 
 typedef struct dm_sample_params {
