@@ -80,6 +80,7 @@ typedef struct dm_host_opts {
     dm_chat_mode mode;
     dm_sample_params sampling;
     bool keep_awake;         /* do not put the sequence to sleep at a tool call */
+    const dm_vocab *vocab;   /* calls are held to the tools' schemas while they are sampled; NULL: they are not */
 } dm_host_opts;
 DM_API int dm_host_create(dm_host **out, const dm_host_opts *o, dm_err *e);
 DM_API void dm_host_destroy(dm_host *h); /* after the loop has run dry */

@@ -140,6 +140,7 @@ typedef struct gen {
     const dm_tok *tok;
     uv_async_t *wake;
     const uint8_t *banned; /* [vocab] 1: may not be sampled */
+    dm_grammar *grammar;   /* owned; what may come next in a call; NULL: anything */
     /* engine thread; the loop's again once `ended` was taken */
     dm_parser *parser;     /* NULL: prefill only */
     dm_ids reply;
@@ -165,6 +166,8 @@ typedef struct gen_job {
 } gen_job;
 
 int gen_init(gen *g, const dm_tok *tok, uv_async_t *wake, const uint8_t *banned, dm_err *e);
+/* From here on calls follow the tools' schemas. */
+int gen_use_grammar(gen *g, const dm_vocab *v, const dm_parser_opts *tools, dm_err *e);
 void gen_free(gen *g); /* no job may run */
 int gen_start(gen *g, const gen_job *j, dm_err *e);
 /* Takes what is there: the caller owns the list (gen_items_free).  *ended: END came; the job is over. */

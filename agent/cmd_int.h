@@ -56,7 +56,7 @@ typedef struct setup_opts {
     const char *model, *state_dir, *workspace, *numerics, *isa, *sleep, *sandbox, *kv_salt;
     const char *resume; /* a session that must exist: said before anything big is opened */
     int64_t threads, ctx_tokens, kv_bytes, ram_bytes, max_turns, max_tokens;
-    bool kv, yes, ask, verbose;
+    bool kv, yes, ask, verbose, grammar;
 } setup_opts;
 
 /* Options that every command with a model has; first member of its struct must be setup_opts. */
@@ -77,6 +77,7 @@ typedef struct setup_opts {
     { "kv-bytes", 0, DM_OPT_BYTES, offsetof(setup_opts, kv_bytes), .def = "16G", .help = "disk for stored KV at most" },                    \
     { "ram-bytes", 0, DM_OPT_BYTES, offsetof(setup_opts, ram_bytes), .def = "1G", .help = "memory for stored KV at most" },                 \
     { "kv-salt", 0, DM_OPT_STR, offsetof(setup_opts, kv_salt), .def = "", .help = "stored KV is shared only under equal salts" },            \
+    { "grammar", 0, DM_OPT_FLAG, offsetof(setup_opts, grammar), .def = "1", .help = "hold calls to the tools' schemas (--no-grammar: do not)" }, \
     { "sleep", 0, DM_OPT_ENUM, offsetof(setup_opts, sleep), .def = "always", .choices = "always|never", .help = "give memory up at a tool call" }, \
     { "verbose", 'v', DM_OPT_FLAG, offsetof(setup_opts, verbose), .def = "0", .help = "say more on standard error" },                    \
     { "help", 'h', DM_OPT_HELP, 0, .help = "this text" }
@@ -89,6 +90,7 @@ typedef struct setup {
     dm_sandbox *sandbox;
     dm_model *model;
     dm_tok *tok;
+    dm_vocab *vocab;
     dm_forward *forward;
     dm_engine *engine;
     dm_kv *kv;

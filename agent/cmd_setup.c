@@ -150,6 +150,7 @@ static int open_model(setup *s, dm_err *e)
     int rc = dm_mkdirs(cache, 0700, e);
     if (rc == 0) rc = dm_model_open(&s->model, s->model_dir, e);
     if (rc == 0) rc = dm_tok_open(&s->tok, s->model_dir, e);
+    if (rc == 0 && s->o->grammar) rc = dm_vocab_create(&s->vocab, s->tok, e);
     if (rc == 0) rc = dm_model_fingerprint(s->model, cache, &s->weights, loading, NULL, e);
     dm_free(cache);
     return rc;
@@ -236,7 +237,7 @@ static int open_host(setup *s, dm_err *e)
         .loop = &s->loop, .engine = s->engine, .forward = s->forward, .tok = s->tok, .kv = s->kv, .kv_root = s->root, .journal = s->journal,
         .sandbox = s->sandbox, .model_name = name && name[1] ? name + 1 : s->model_dir, .state_dir = s->state_dir, .weights = s->weights,
         .system = system ? system : product_system, .tools = json_object_get(s->agent, "tools"),
-        .mode = mode && !strcmp(mode, "chat") ? DM_CHAT : DM_THINKING, .sampling = sampling(s->agent), .keep_awake = !strcmp(s->o->sleep, "never"),
+        .mode = mode && !strcmp(mode, "chat") ? DM_CHAT : DM_THINKING, .sampling = sampling(s->agent), .keep_awake = !strcmp(s->o->sleep, "never"), .vocab = s->vocab,
     };
     return dm_host_create(&s->host, &o, e);
 }
@@ -278,6 +279,7 @@ void setup_close(setup *s)
     dm_engine_destroy(s->engine);
     dm_kv_close(s->kv);
     dm_forward_destroy(s->forward);
+    dm_vocab_destroy(s->vocab);
     dm_tok_close(s->tok);
     dm_model_close(s->model);
     dm_journal_close(s->journal);

@@ -24,6 +24,12 @@ int gen_init(gen *g, const dm_tok *tok, uv_async_t *wake, const uint8_t *banned,
     return 0;
 }
 
+int gen_use_grammar(gen *g, const dm_vocab *v, const dm_parser_opts *tools, dm_err *e)
+{
+    dm_grammar_opts o = { .thinking = tools->thinking, .tools = tools->tools, .ntools = tools->ntools };
+    return dm_grammar_create(&g->grammar, v, &o, e);
+}
+
 void gen_items_free(gen_item *it)
 {
     while (it) {
@@ -38,6 +44,7 @@ void gen_free(gen *g)
 {
     if (!g->runs) return;
     dm_parser_destroy(g->parser);
+    dm_grammar_destroy(g->grammar);
     dm_ids_free(&g->reply);
     dm_free(g->runs);
     gen_items_free(g->head);
@@ -121,6 +128,7 @@ static bool on_token(void *ctx, int32_t id)
     const char *bytes = dm_tok_bytes(g->tok, id, &n);
     if (!g->parser || dm_parser_feed(g->parser, bytes, n, dm_tok_is_special(g->tok, id)) < 0) return true;
     if (dm_parser_block_closed(g->parser)) return true;
+    if (g->grammar) (void)dm_grammar_accept(g->grammar, id); /* out of memory: it masks nothing any more */
     return g->repeated = goes_in_circles(g);
 }
 
@@ -130,6 +138,7 @@ static void on_mask(void *ctx, float *logits, int vocab)
     const gen *g = ctx;
     for (int i = 0; i < vocab; i++)
         if (g->banned[i]) logits[i] = -INFINITY;
+    if (g->grammar && g->parser) dm_grammar_mask(g->grammar, logits, vocab);
 }
 
 /* ---- loop ------------------------------------------------------------------------------------------ */
@@ -148,6 +157,7 @@ int gen_start(gen *g, const gen_job *j, dm_err *e)
     gen_items_free(g->head);
     g->head = g->tail = NULL;
     g->reply.n = 0;
+    if (g->grammar && j->parse) dm_grammar_reset(g->grammar, j->parse->thinking);
     memset(g->runs, 0, (GEN_PERIODS + 1) * sizeof *g->runs);
     g->repeated = g->progress = g->ended = g->lost = false;
     dm_gen job = { .ids = j->ids, .n = j->n, .max_new = j->max_new, .stop = &j->eos, .nstop = 1, .sampler = j->sampler, .sink = j->sink,

@@ -121,7 +121,8 @@ static int parser_tools(dm_session *s, dm_err *e)
         s->parser_tools[i].parameters_json = info.parameters ? json_line(info.parameters) : dm_strdup("{}");
         if (!s->parser_tools[i].parameters_json) return dm_err_set(e, DM_ENOMEM, "session", "out of memory");
     }
-    return 0;
+    if (!s->h->o.vocab) return 0;
+    return gen_use_grammar(&s->gen, s->h->o.vocab, &(dm_parser_opts){ .tools = s->parser_tools, .ntools = n }, e);
 }
 
 /* The tools as the prompt will show them: the model directory's own objects, byte for byte, where they say all. */

@@ -14,7 +14,7 @@
 #define RIG_FN __attribute__((unused)) static
 
 typedef struct rig_opts {
-    bool no_kv, keep_awake, no_sandbox;
+    bool no_kv, keep_awake, no_sandbox, grammar;
     int64_t ctx_tokens_max;
     int jobs_max;            /* of the engine's queue */
     const char *numerics_id, *system;
@@ -30,6 +30,7 @@ typedef struct rig {
     uv_loop_t loop;
     dm_sandbox *sandbox;
     dm_tok *tok;
+    dm_vocab *vocab;
     dm_forward *f;
     dm_engine *g;
     dm_kv *kv;
@@ -72,6 +73,10 @@ RIG_FN void rig_open_at(rig *r, const rig_opts *o)
     h.weights.b[0] = r->o.weights;
     h.kv_root.b[0] = r->o.weights;
     h.kv_root.b[1] = r->o.numerics_id ? 1 : 0;
+    if (r->o.grammar) {
+        assert_ok_e(dm_vocab_create(&r->vocab, r->tok, &e), e);
+        h.vocab = r->vocab;
+    }
     if (!r->o.no_kv) {
         snprintf(path, sizeof path, "%s/kv-%d-%d", r->state, h.kv_root.b[0], h.kv_root.b[1]);
         assert_ok_e(dm_kv_open(&r->kv, &(dm_kv_opts){ .dir = path, .root = h.kv_root, .block_bytes = r->f->block_bytes }, &e), e);
@@ -98,6 +103,7 @@ RIG_FN void rig_close(rig *r)
     dm_engine_destroy(r->g);
     dm_kv_close(r->kv);
     dm_forward_destroy(r->f);
+    dm_vocab_destroy(r->vocab);
     dm_tok_close(r->tok);
     dm_journal_close(r->j);
     dm_sandbox_stop(r->sandbox);

@@ -327,6 +327,51 @@ static void an_unknown_tool_is_told_to_the_model(void **state)
     rig_close(&r);
 }
 
+static void a_good_call_passes_the_grammar_unchanged(void **state)
+{
+    (void)state;
+    for (int thinking = 0; thinking < 2; thinking++) {
+        rig r;
+        rig_open(&r, thinking ? "gram1" : "gram0", &(rig_opts){ .grammar = true, .mode = thinking ? DM_THINKING : DM_CHAT });
+        put_file(&r, "a.txt", "alpha");
+        dm_buf b = { 0 };
+        dm_buf_printf(&b, "%sLook." CALLS(INVOKE("read", STR("path", "a.txt") JSON("limit", "5")) BASH("echo '<｜DSML｜' \\< 'x'")), thinking ? "Well.</think>" : "");
+        rig_says(&r, dm_buf_cstr(&b));
+        dm_buf_free(&b);
+        rig_says(&r, thinking ? "So.</think>Alpha." : "Alpha.");
+        rig_create(&r, NULL);
+        const json_t *res = rig_send(&r, "Go.");
+        assert_subtype(res, "success");
+        assert_string_equal(str_of(res, "result"), "Alpha.");
+        assert_int_equal(count_results(&r), 2);
+        assert_string_equal(result_text(&r, 0), "alpha");
+        rig_close(&r);
+    }
+}
+
+static void the_grammar_lets_no_wrong_call_through(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = { CALLS(INVOKE("nosuch", STR("x", "1"))), CALLS(INVOKE("bash", STR("cmd", "ls"))),
+                                         CALLS(INVOKE("read", STR("path", "a.txt") JSON("limit", "\"ten\""))), CALLS(INVOKE("bash", "")) };
+    for (size_t i = 0; i < DM_COUNT(wrong); i++) {
+        rig r;
+        char name[24];
+        snprintf(name, sizeof name, "gramw%zu", i);
+        rig_open(&r, name, &(rig_opts){ .grammar = true });
+        rig_says(&r, wrong[i]);
+        dm_session_opts so = rig_session_opts(&r);
+        so.max_tokens = 150;
+        so.max_turns = 1;
+        rig_create(&r, &so);
+        rig_send(&r, "Go.");
+        json_t *list = rig_journal(&r, dm_session_id(r.s));
+        assert_int_equal(count_events(list, "call", "state", "failed"), 0);
+        json_decref(list);
+        rig_close(&r);
+    }
+}
+
 static void two_writes_to_one_path_come_one_after_the_other(void **state)
 {
     (void)state;
@@ -948,6 +993,8 @@ int main(void)
         cmocka_unit_test(a_restore_that_fails_in_the_engine_is_not_tried_for_ever),
         cmocka_unit_test(wrong_calls_are_told_to_the_model),
         cmocka_unit_test(an_unknown_tool_is_told_to_the_model),
+        cmocka_unit_test(a_good_call_passes_the_grammar_unchanged),
+        cmocka_unit_test(the_grammar_lets_no_wrong_call_through),
         cmocka_unit_test(two_writes_to_one_path_come_one_after_the_other),
         cmocka_unit_test(a_batch_of_twenty_gives_twenty_results_in_order),
         cmocka_unit_test(a_failing_call_leaves_its_siblings_alone),
