@@ -77,7 +77,7 @@ enum dm_errno {
 };
 
 /* One failure, told to a person.  `text` is one sentence that names the thing at fault and, where
- * there is one, the way out; it never holds a newline.  Plain data, owned by the caller. */
+ * there is one, the way out; it is valid UTF-8 on one line.  Plain data, owned by the caller. */
 typedef struct dm_err {
     int code;
     char where[64]; /* what was being done: "model", "kv.open", … */

@@ -27,11 +27,16 @@ const char *dm_err_text(int code)
     }
 }
 
-/* One line for a person: control characters would break the result object's readers and terminals. */
+/* One line of text for a person and for JSON: control characters become blanks.  What is quoted may be no text, and a
+ * quotation may be cut inside a character: such bytes become '?'. */
 static void one_line(char *s)
 {
-    for (; *s; s++)
-        if ((unsigned char)*s < 0x20 || *s == 0x7f) *s = ' ';
+    for (size_t n = strlen(s), len; n; s += len, n -= len) {
+        uint32_t cp;
+        len = dm_utf8_next((const uint8_t *)s, n, &cp);
+        if (!len) *s = '?', len = 1;
+        else if (cp < 0x20 || cp == 0x7f) *s = ' ';
+    }
 }
 
 static void fill(dm_err *e, int code, const char *where, const char *fmt, va_list ap, const char *tail)

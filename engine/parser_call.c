@@ -164,8 +164,9 @@ void psr_call_begin(dm_parser *p, const tag *t, const uint8_t *view)
         char names[256];
         c->bad = true;
         tool_names(p, names, sizeof names);
-        psr_error_later(p, "There is no tool named '%.*s'. The tools are: %s.", clip(view + t->name, t->name_n),
-                        (const char *)view + t->name, names);
+        dm_buf_clear(&p->tmp);
+        psr_spell(p, &p->tmp, view + t->name, t->name_n); /* there may be a symbol in it */
+        psr_error_later(p, "There is no tool named '%.*s'. The tools are: %s.", clip(p->tmp.p, p->tmp.n), dm_buf_cstr(&p->tmp), names);
         return;
     }
     psr_pending_emit(p);

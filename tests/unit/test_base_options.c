@@ -110,6 +110,8 @@ static void an_error_is_one_line_and_keeps_its_code(void **state)
     assert_string_equal(e.text, "a b 7");
     dm_err_prefix(&e, "file %s", "f");
     assert_string_equal(e.text, "file f: a b 7");
+    dm_err_set(&e, DM_EFORMAT, "x", "a quotation cut or broken: %.2s, %s.", "a\u00e9", "\xff\xe9");
+    assert_string_equal(e.text, "a quotation cut or broken: a?, ??.");
     assert_int_equal(dm_err_sys(&e, 2, "x", "opening %s", "/q"), DM_ENOENT);
     assert_string_equal(e.text, "opening /q: no such file or directory");
     assert_string_equal(dm_err_name(DM_EMISS), "DM_EMISS");
