@@ -2,6 +2,7 @@
  * that no other module includes their headers. */
 #include "base.h"
 
+#include <pthread.h>
 #include <sodium.h>
 #include <string.h>
 #include <xxhash.h>
@@ -12,7 +13,16 @@ _Static_assert(sizeof(crypto_hash_sha256_state) <= sizeof(dm_sha256), "dm_sha256
 static crypto_generichash_state *blake(dm_blake2b *h) { return (crypto_generichash_state *)(void *)h->opaque; }
 static crypto_hash_sha256_state *sha(dm_sha256 *h) { return (crypto_hash_sha256_state *)(void *)h->opaque; }
 
-void dm_blake2b_init(dm_blake2b *h) { crypto_generichash_init(blake(h), NULL, 0, 32); }
+/* Lets libsodium choose its fastest implementation; without it the portable one runs.  (It cannot fail in a way that
+ * matters here: it says -1 only when no randomness is to be had, and then randombytes ends the process itself.) */
+static void sodium_ready(void) { (void)!sodium_init(); }
+static pthread_once_t sodium_once = PTHREAD_ONCE_INIT;
+
+void dm_blake2b_init(dm_blake2b *h)
+{
+    pthread_once(&sodium_once, sodium_ready);
+    crypto_generichash_init(blake(h), NULL, 0, 32);
+}
 void dm_blake2b_add(dm_blake2b *h, const void *p, size_t n) { crypto_generichash_update(blake(h), p, n); }
 void dm_blake2b_end(dm_blake2b *h, dm_hash *out) { crypto_generichash_final(blake(h), out->b, 32); }
 
