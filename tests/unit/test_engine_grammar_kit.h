@@ -55,12 +55,19 @@ static inline bool fits_object(const json_t *root, const json_t *s, json_t *v)
     return true;
 }
 
+static inline size_t characters(const char *s)
+{
+    size_t n = 0;
+    for (; *s; s++) n += ((unsigned char)*s & 0xC0) != 0x80;
+    return n;
+}
+
 static inline bool fits_rest(const json_t *root, const json_t *s, const json_t *v)
 {
     const json_t *k;
     json_t *one;
     size_t i;
-    if ((k = json_object_get(s, "minLength")) && json_is_string(v) && json_string_length(v) < (size_t)json_integer_value(k)) return false;
+    if ((k = json_object_get(s, "minLength")) && json_is_string(v) && characters(json_string_value(v)) < (size_t)json_integer_value(k)) return false;
     if ((k = json_object_get(s, "minimum")) && json_is_integer(v) && json_integer_value(v) < json_integer_value(k)) return false;
     if ((k = json_object_get(s, "maximum")) && json_is_integer(v) && json_integer_value(v) > json_integer_value(k)) return false;
     if (!json_is_array(v)) return true;
@@ -177,7 +184,7 @@ static inline json_t *random_text(const json_t *s)
 {
     dm_buf b = { 0 };
     size_t min = (size_t)json_integer_value(json_object_get(s, "minLength"));
-    for (size_t n = below(4); n || b.n < min; n -= n > 0) assert_ok(dm_buf_str(&b, kit_texts[1 + below(DM_COUNT(kit_texts) - 1)]));
+    for (size_t n = below(4); n || characters(dm_buf_cstr(&b)) < min; n -= n > 0) assert_ok(dm_buf_str(&b, kit_texts[1 + below(DM_COUNT(kit_texts) - 1)]));
     json_t *v = json_string(dm_buf_cstr(&b));
     dm_buf_free(&b);
     return v;

@@ -59,20 +59,31 @@ static void rig_close(rig *r)
     dm_tok_close(r->tok);
 }
 
-/* Noise, sometimes with a push towards markup, later with one towards the end. */
-static int32_t sample(rig *r, dm_grammar *g, bool finish)
+static bool ends(const char *p, size_t n, const char *tail) { return n >= strlen(tail) && !memcmp(p + n - strlen(tail), tail, strlen(tail)); }
+
+/* How much a token is wanted towards the end of the block; p: behind `last`. */
+static float wanted(const char *p, size_t n, const char *last, size_t nlast)
 {
+    if (ends(p, n, "</") && n == 2) return ends(last, nlast, "<") ? 0 : 2;
+    if (n != 1) return 0;
+    if (*p == '/') return ends(last, nlast, "<") ? 4 : 0;
+    if (*p == '<') return ends(last, nlast, "<") ? 0 : 1;
+    if (*p == 'p') return ends(last, nlast, DSML) ? 4 : 0;
+    return strchr("\"}]", *p) ? (float)below(4) : 0;
+}
+
+/* Noise, sometimes with a push towards markup, later with one towards the end. */
+static int32_t sample(rig *r, dm_grammar *g, bool finish, int32_t last)
+{
+    size_t n, nlast;
+    const char *plast = dm_tok_bytes(r->tok, last, &nlast);
     memcpy(r->logits, r->noise + below((uint64_t)r->vocab), (size_t)r->vocab * sizeof *r->logits);
     if (finish || below(2)) {
         for (size_t i = 0; i < r->nsteer; i++) {
-            size_t n;
             const char *p = dm_tok_bytes(r->tok, r->steer[i], &n);
-            r->logits[r->steer[i]] += 1;
-            if (!finish) continue;
-            if (n == 2 && !memcmp(p, "</", 2)) r->logits[r->steer[i]] += 2;
-            if (n == 1 && strchr("/\"}]p", *p)) r->logits[r->steer[i]] += *p == '/' ? 4 : (float)below(4);
+            r->logits[r->steer[i]] += finish ? 1 + wanted(p, n, plast, nlast) : 1;
         }
-        r->logits[r->dsml] += finish ? 4.5f : 1;
+        r->logits[r->dsml] += finish && ends(plast, nlast, "/") ? 9 : 1;
     }
     uint64_t before = dm_now_ns();
     dm_grammar_mask(g, r->logits, r->vocab);
@@ -139,12 +150,12 @@ static bool one_block(rig *r, const kit_set *k)
     if (!in) goto out; /* none of the tools can be called */
     size_t soft = 10 + below(120);
     while (ids.n < 1500 && !dm_parser_block_closed(p)) {
-        feed(r, p, g, &ids, sample(r, g, ids.n > soft));
+        feed(r, p, g, &ids, sample(r, g, ids.n > soft, ids.p[ids.n - 1]));
         if (dm_grammar_gave_up(g)) say(r, &ids, k, "gave up", dm_grammar_gave_up(g));
         if (log.n) say(r, &ids, k, "the parser complains", dm_buf_cstr(&log));
     }
     if (dm_parser_block_closed(p)) {
-        if (sample(r, g, false) != r->eos) say(r, &ids, k, "something follows the block", "");
+        if (sample(r, g, false, ids.p[ids.n - 1]) != r->eos) say(r, &ids, k, "something follows the block", "");
         assert_ok(dm_parser_finish(p, false));
         check_calls(r, p, &ids, k);
     }
@@ -169,20 +180,20 @@ static void random_blocks(const char *path, int blocks)
         kit_set_free(&k);
     }
     printf("# %d of %d blocks did not end\n", open, blocks);
-    assert_true(open * 10 < blocks);
+    assert_true(open * 4 < blocks); /* trees of required trees, mostly */
     rig_close(&r);
 }
 
 static void random_logits_give_valid_calls_on_the_embedded_tokenizer(void **state)
 {
     (void)state;
-    random_blocks(TINY, test_full() ? 50000 : 2500);
+    random_blocks(TINY, test_full() ? 50000 : 1500);
 }
 
 static void random_logits_give_valid_calls_on_the_published_tokenizer(void **state)
 {
     (void)state;
-    random_blocks(PUBLISHED, test_full() ? 5000 : 150);
+    random_blocks(PUBLISHED, test_full() ? 5000 : 60);
 }
 
 /* ---- rendered calls ---- */
@@ -255,13 +266,13 @@ static void rendered_calls(const char *path, int turns)
 static void no_rendered_call_is_masked_on_the_embedded_tokenizer(void **state)
 {
     (void)state;
-    rendered_calls(TINY, test_full() ? 50000 : 2500);
+    rendered_calls(TINY, test_full() ? 50000 : 1500);
 }
 
 static void no_rendered_call_is_masked_on_the_published_tokenizer(void **state)
 {
     (void)state;
-    rendered_calls(PUBLISHED, test_full() ? 5000 : 150);
+    rendered_calls(PUBLISHED, test_full() ? 5000 : 60);
 }
 
 int main(void)
