@@ -11,15 +11,6 @@
 #include "engine/model_obj_int.h"
 #include "tests/fuzz/lib.h"
 
-static const char config_text[] =
-    "{\"model_type\":\"deepseek_v4\",\"num_hidden_layers\":1,\"hidden_size\":128,\"num_attention_heads\":1,\"head_dim\":512,"
-    "\"qk_rope_head_dim\":64,\"q_lora_rank\":128,\"o_groups\":1,\"o_lora_rank\":128,\"sliding_window\":128,\"index_n_heads\":1,"
-    "\"index_head_dim\":128,\"index_topk\":1,\"n_routed_experts\":2,\"num_experts_per_tok\":1,\"moe_intermediate_size\":128,"
-    "\"num_hash_layers\":1,\"hc_mult\":4,\"hc_sinkhorn_iters\":1,\"vocab_size\":2,\"bos_token_id\":0,\"eos_token_id\":1,"
-    "\"routed_scaling_factor\":1.5,\"swiglu_limit\":10.0,\"hc_eps\":1e-6,\"rms_norm_eps\":1e-6,\"rope_theta\":10000.0,"
-    "\"compress_rope_theta\":160000.0,\"max_position_embeddings\":1024,\"compress_ratios\":[4],"
-    "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":16,\"beta_fast\":32,\"beta_slow\":1,\"original_max_position_embeddings\":64}}";
-
 enum { WANTS_MAX = 256 };
 typedef struct want { char name[96], body[160]; } want;
 static struct { want list[WANTS_MAX]; size_t n; int64_t bytes; } wants;
@@ -45,11 +36,12 @@ static void collect_wants(void)
     dm_config c;
     dm_err e = {0};
     model_table t;
-    FUZZ_OK(dm_config_read(&c, fuzz_file(0, config_text, strlen(config_text), 0), &e));
+    const char *text = fuzz_config(1);
+    FUZZ_OK(dm_config_read(&c, fuzz_file(0, text, strlen(text), 0), &e));
     FUZZ_OK(model_table_init(&t, &c, &e));
     FUZZ_OK(model_table_walk(&t, &c, collect, NULL));
     model_table_free(&t);
-    fuzz_dir_file("config.json", config_text, strlen(config_text), 0);
+    fuzz_dir_file("config.json", text, strlen(text), 0);
 }
 
 static const char *body_of(size_t k, bool index) { return index ? "\"a\"" : wants.list[k].body; }

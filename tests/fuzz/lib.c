@@ -1,6 +1,6 @@
 #include "tests/fuzz/lib.h"
 
-#include <dirent.h>
+#include <ftw.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -59,19 +59,13 @@ static char dir_path[256];
 
 static void dir_file_path(char out[512], const char *name) { snprintf(out, 512, "%s/%s", dir_path, name); }
 
-static void remove_dir(void)
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
 {
-    DIR *d = opendir(dir_path);
-    char path[512];
-    if (!d) return;
-    for (struct dirent *x; (x = readdir(d));) {
-        if (x->d_name[0] == '.') continue;
-        dir_file_path(path, x->d_name);
-        unlink(path);
-    }
-    closedir(d);
-    rmdir(dir_path);
+    (void)st, (void)flag, (void)ftw;
+    return remove(path);
 }
+
+static void remove_dir(void) { nftw(dir_path, remove_one, 16, FTW_DEPTH | FTW_PHYS); }
 
 const char *fuzz_dir(void)
 {
@@ -97,6 +91,23 @@ void fuzz_dir_file(const char *name, const void *p, size_t n, size_t zeros)
     FUZZ_CHECK(f != NULL);
     fill(fileno(f), p, n, zeros);
     FUZZ_CHECK(fclose(f) == 0);
+}
+
+const char *fuzz_config(int layers)
+{
+    static char text[2048];
+    static const char *const ratios[] = {"4", "4,128", "4,128,0"};
+    FUZZ_CHECK(layers >= 1 && (size_t)layers <= DM_COUNT(ratios));
+    snprintf(text, sizeof text,
+             "{\"model_type\":\"deepseek_v4\",\"num_hidden_layers\":%d,\"hidden_size\":128,\"num_attention_heads\":1,\"head_dim\":512,"
+             "\"qk_rope_head_dim\":64,\"q_lora_rank\":128,\"o_groups\":1,\"o_lora_rank\":128,\"sliding_window\":128,\"index_n_heads\":1,"
+             "\"index_head_dim\":128,\"index_topk\":1,\"n_routed_experts\":2,\"num_experts_per_tok\":1,\"moe_intermediate_size\":128,"
+             "\"num_hash_layers\":1,\"hc_mult\":4,\"hc_sinkhorn_iters\":1,\"vocab_size\":2,\"bos_token_id\":0,\"eos_token_id\":1,"
+             "\"routed_scaling_factor\":1.5,\"swiglu_limit\":10.0,\"hc_eps\":1e-6,\"rms_norm_eps\":1e-6,\"rope_theta\":10000.0,"
+             "\"compress_rope_theta\":160000.0,\"max_position_embeddings\":1024,\"compress_ratios\":[%s],"
+             "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":16,\"beta_fast\":32,\"beta_slow\":1,\"original_max_position_embeddings\":64}}",
+             layers, ratios[layers - 1]);
+    return text;
 }
 
 /* ---- errors ---- */

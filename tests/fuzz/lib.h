@@ -43,6 +43,9 @@ const char *fuzz_dir(void);
 /* dir/name with these bytes and `zeros` more; NULL bytes: no such file. */
 void fuzz_dir_file(const char *name, const void *p, size_t n, size_t zeros);
 
+/* config.json of the smallest model there is, with 1 to 3 layers of the ratios 4, 128 and 0; static storage. */
+const char *fuzz_config(int layers);
+
 /* A failure must come with its code, a place and one line of valid text that says something. */
 void fuzz_told(int rc, const dm_err *e);
 
