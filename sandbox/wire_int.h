@@ -18,7 +18,6 @@
 #include "sandbox/sandbox.h"
 
 enum {
-    SB_MAGIC = 0x31424d44, /* "DMB1" */
     SB_PAYLOAD_MAX = 4 << 20,
     SB_INPUT_MAX = 1 << 20,
     SB_LIST_MAX = 16384, /* strings in one list */
@@ -57,6 +56,10 @@ enum sb_tag {
     SB_T_READONLY, SB_T_NETWORK, SB_T_TIMEOUT_MS, SB_T_MEMORY, SB_T_FSIZE, SB_T_PIDS, SB_T_CPU_S, /* numbers */
     SB_T_LEVEL, SB_T_INSIDE, SB_T_LAST = SB_T_INSIDE,
 };
+
+/* "DMB1", moved by what may differ between two builds: a launcher of another build is refused at the first packet
+ * instead of being half understood. */
+#define SB_MAGIC (0x31424d44u + SB_T_LAST * 0x1000000u + (uint32_t)sizeof(sb_ready) * 0x1000u + (uint32_t)sizeof(sb_exit))
 
 typedef struct sb_list {
     const char **p; /* NULL-terminated; strings borrowed from the request's bytes */
