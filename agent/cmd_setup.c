@@ -150,6 +150,9 @@ static int open_model(setup *s, dm_err *e)
     int rc = dm_mkdirs(cache, 0700, e);
     if (rc == 0) rc = dm_model_open(&s->model, s->model_dir, e);
     if (rc == 0) rc = dm_tok_open(&s->tok, s->model_dir, e);
+    if (rc == 0 && dm_tok_vocab(s->tok) > dm_model_config(s->model)->vocab_size)
+        rc = dm_err_set(e, DM_EMODEL, "model", "%s: tokenizer.json has ids up to %d but the weights know only %d; it belongs to another model", s->model_dir,
+                        dm_tok_vocab(s->tok) - 1, dm_model_config(s->model)->vocab_size);
     if (rc == 0 && s->o->grammar) rc = dm_vocab_create(&s->vocab, s->tok, e);
     if (rc == 0) rc = dm_model_fingerprint(s->model, cache, &s->weights, loading, NULL, e);
     dm_free(cache);
