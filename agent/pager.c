@@ -67,7 +67,7 @@ static void sink_block(void *ctx, int64_t index, const int32_t *ids, const void 
     if (index > (int64_t)p->chain_n) return; /* a gap: an earlier block could not be taken */
     if (index == (int64_t)p->chain_n && chain_push(p, ids) < 0) return;
     dm_err err = { 0 };
-    int rc = dm_kv_put_block(p->kv, &p->chain[index], bytes, n, &err);
+    int rc = dm_kv_put_block_after(p->kv, chain_before(p, index), &p->chain[index], bytes, n, &err);
     if (rc < 0) {
         put_failed(p, rc, &err);
         return;

@@ -11,7 +11,17 @@
  *
  * Never evicted: what this transaction wrote, and what a hit has pinned.  Spared as long as there is anything else: what was
  * written, and after that what was used, within the last eighth of a quota.  So a store full of old favourites leaves room
- * for a new session, whose first blocks have no hits yet. */
+ * for a new session, whose first blocks have no hits yet.
+ *
+ * Runs.  A block put with its predecessor (and a state, whose last block is its predecessor) must never outlive what it hangs on, however
+ * long the prompt is and whatever else is written meanwhile.  So
+ *   E1  it is never of higher priority than its predecessor
+ *   E2  it has the age and the time of writing of its predecessor when that has not been used since it was written: one prompt is
+ *       one run, spared as a whole as long as it grows (kv_run)
+ *   E3  nothing is evicted for it that it may hang on: neither of its run, nor of a priority from the run's floor up; nor for others,
+ *       as long as the run is spared or in the transaction that writes it
+ *   E4  it is not written when its predecessor is not there
+ * With E3, what does not fit of a prompt larger than the quota is its end. */
 #include <errno.h>
 #include <string.h>
 
@@ -116,28 +126,121 @@ void kv_note_use(dm_kv *kv, const kv_key *k, int64_t use)
     if (s) s->v.count += use;
 }
 
-int kv_touch(kv_write *w, const kv_key *k, int64_t uses)
+/* Ages step, so that a use soon after another does not rewrite pages; and all of a path steps at once (E1). */
+static uint64_t age_now(const kv_write *w)
+{
+    uint64_t step = (uint64_t)w->kv->quota_pages * w->kv->page_bytes / 64;
+    return w->clock.bytes - w->clock.bytes % step;
+}
+
+int kv_touch(kv_write *w, const kv_key *k, int64_t uses, const kv_rank *r)
 {
     kv_index ix;
     dm_kv *kv = w->kv;
     int rc = kv_index_get(kv, w->txn, k, &ix);
     if (rc) return rc == MDB_NOTFOUND ? 0 : rc;
     uint32_t sum = kv_uses_after(ix.uses, uses);
-    uint64_t priority = kv_priority(kv, w->clock.bytes, sum), quota = (uint64_t)kv->quota_pages * kv->page_bytes;
-    bool again = uses >= KV_AGAIN && ix.written + quota / 64 < w->clock.bytes;
-    if (priority <= ix.priority + quota / 64 && !again) return 0; /* hardly a change: not worth rewriting pages */
+    uint64_t age = r ? r->age : age_now(w), written = uses < KV_AGAIN ? ix.written : r ? r->written : w->clock.bytes;
+    if (age < ix.last_used) age = ix.last_used;
+    uint64_t priority = kv_priority(kv, age, sum), step = (uint64_t)kv->quota_pages * kv->page_bytes / 64;
+    if (r && priority > r->most) priority = r->most;
+    if (priority <= ix.priority && written <= ix.written + step) return 0;
     rc = delete_order(w, &ix);
     if (rc) return rc;
     ix.uses = sum;
-    ix.priority = priority;
-    ix.last_used = w->clock.bytes;
-    if (uses >= KV_AGAIN) ix.written = w->clock.bytes;
+    ix.priority = priority > ix.priority ? priority : ix.priority;
+    ix.last_used = age;
+    ix.written = written;
     uint8_t buf[KV_KEY_MAX], rec[KV_INDEX_BYTES], order[KV_ORDER_BYTES];
     MDB_val key = { kv_key_encode(buf, k), buf }, val = { sizeof rec, rec }, okey = { sizeof order, order };
     kv_index_encode(rec, k, &ix);
     kv_order_encode(order, &ix);
     rc = mdb_put(w->txn, kv_index_db(kv, k), &key, &val, 0);
     return rc ? rc : mdb_put(w->txn, kv->db[KV_DB_ORDER], &okey, &key, 0);
+}
+
+/* ---- runs ------------------------------------------------------------------------------------------ */
+
+static kv_run *find_run(dm_kv *kv, uint64_t start)
+{
+    for (int i = 0; i < KV_RUNS; i++)
+        if (kv->runs[i].start == start) return &kv->runs[i];
+    return NULL;
+}
+
+/* In the place of the one that has been idle longest. */
+static kv_run *add_run(dm_kv *kv, uint64_t start, uint64_t floor)
+{
+    kv_run *at = &kv->runs[0];
+    for (int i = 1; i < KV_RUNS; i++)
+        if (kv->runs[i].latest < at->latest) at = &kv->runs[i];
+    *at = (kv_run){ .start = start, .floor = floor };
+    return at;
+}
+
+/* The clock is a multiple of 16, and was advanced by all that this transaction writes, at least a page an entry: so this is unique, and
+ * unlike the time of writing of an entry that was put alone. */
+static uint64_t run_start(kv_write *w)
+{
+    uint64_t start;
+    do start = w->clock.bytes - 16 * w->runs_begun++ - 15;
+    while (find_run(w->kv, start));
+    return start;
+}
+static bool is_run(uint64_t written) { return written % 16 == 1; }
+
+kv_rank kv_rank_alone(const kv_write *w)
+{
+    return (kv_rank){ .age = w->age, .written = w->clock.bytes, .most = UINT64_MAX, .uses_most = UINT32_MAX, .floor = UINT64_MAX, .own = UINT64_MAX };
+}
+
+int kv_rank_behind(kv_write *w, const dm_hash *prev, bool state, kv_rank *r)
+{
+    dm_kv *kv = w->kv;
+    kv_key k = kv_key_block(prev);
+    kv_index ix;
+    bool first = dm_hash_equal(prev, &kv->opts.root), goes_on = false;
+    *r = kv_rank_alone(w);
+    r->age = age_now(w);
+    if (!first) {
+        int rc = kv_index_get(kv, w->txn, &k, &ix);
+        if (rc || (state && !is_run(ix.written))) {
+            *r = kv_rank_alone(w); /* behind a block that was put alone */
+            return rc;
+        }
+        r->most = ix.priority;
+        r->uses_most = ix.uses;
+        goes_on = ix.last_used <= ix.written; /* not used since */
+        r->age = goes_on ? ix.last_used : r->age < ix.priority ? r->age : ix.priority;
+    }
+    r->written = goes_on && is_run(ix.written) ? ix.written : run_start(w);
+    kv_run *run = find_run(kv, r->written);
+    if (!run) run = add_run(kv, r->written, r->most);
+    run->latest = w->clock.bytes;
+    if (run->floor < w->held) w->held = run->floor;
+    r->floor = run->floor;
+    r->own = kv_priority(kv, r->age, 0);
+    return 0;
+}
+
+/* Store clock of what was last written of the run that the entry is part of.  A run that is not known (any more) is not spared: neither
+ * would be what it hangs on. */
+static uint64_t last_written(const kv_write *w, const kv_index *ix)
+{
+    if (!is_run(ix->written)) return ix->written;
+    const kv_run *run = find_run(w->kv, ix->written);
+    return run ? run->latest : 0;
+}
+
+/* Runs that are spared hang on what has at least this priority. */
+static uint64_t least_floor(const kv_write *w, uint64_t recent)
+{
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < KV_RUNS; i++) {
+        const kv_run *run = &w->kv->runs[i];
+        if (run->latest && run->latest + recent > w->clock.bytes && run->floor < least) least = run->floor;
+    }
+    return least;
 }
 
 /* ---- choosing -------------------------------------------------------------------------------------- */
@@ -158,16 +261,18 @@ static bool doom(kv_write *w, const kv_key *k, spare what)
         w->gone_cap = cap;
     }
     pthread_mutex_lock(&kv->lock);
+    kv_entry *en = kv_ram_get(kv, k);
     bool ok = !kv_map_count(&kv->pins, k) && !(what != SPARE_NONE && kv_map_find(&kv->touched, k)) && kv_map_add(&kv->doomed, k, 1);
-    kv_entry *en = ok ? kv_ram_get(kv, k) : NULL;
-    if (en) en->on_disk = false; /* now the only copy; put back if the transaction fails */
+    if (ok && en) en->on_disk = false; /* now the only copy; put back if the transaction fails */
     pthread_mutex_unlock(&kv->lock);
     if (ok) w->gone[w->gone_count++] = *k;
     return ok;
 }
 
+#define STOP (-1) /* not an LMDB code: all that follows has more priority than may be evicted */
+
 /* Looks at one record of "order".  A stale one (of an entry that is gone, or has another place now) is dropped. */
-static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB_val *oval, spare what)
+static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB_val *oval, spare what, const kv_rank *r)
 {
     dm_kv *kv = w->kv;
     kv_key k;
@@ -179,9 +284,11 @@ static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB
     if (!rc) kv_order_encode(want, &ix);
     if (rc || okey->mv_size != sizeof want || memcmp(okey->mv_data, want, sizeof want) != 0) return mdb_cursor_del(cur, 0);
 
-    uint64_t recent = (uint64_t)kv->quota_pages * kv->page_bytes / 8;
-    if (ix.seq >= w->seq_first) return 0;
-    if (what != SPARE_NONE && ix.written + recent > w->clock.bytes) return 0;
+    uint64_t recent = (uint64_t)kv->quota_pages * kv->page_bytes / 8, written = last_written(w, &ix);
+    if (ix.priority >= r->floor || ix.priority >= (what == SPARE_NONE ? w->held : least_floor(w, recent))) return STOP;
+    if (what == SPARE_NONE && ix.priority >= r->own) return STOP;
+    if (ix.seq >= w->seq_first || (is_run(ix.written) && written == w->clock.bytes)) return 0;
+    if (what != SPARE_NONE && written + recent > w->clock.bytes) return 0;
     if (what == SPARE_USED && ix.last_used + recent > w->clock.bytes) return 0;
     if (!doom(w, &k, what)) return 0;
     rc = mdb_cursor_del(cur, 0);
@@ -194,14 +301,14 @@ static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB
     return rc;
 }
 
-static int scan(kv_write *w, int64_t pages, spare what)
+static int scan(kv_write *w, int64_t pages, spare what, const kv_rank *r)
 {
     MDB_cursor *cur;
     int rc = mdb_cursor_open(w->txn, w->kv->db[KV_DB_ORDER], &cur);
     if (rc) return rc;
     MDB_val key, val;
     for (rc = mdb_cursor_get(cur, &key, &val, MDB_FIRST); !rc && kv_room_pages(w) < pages; rc = mdb_cursor_get(cur, &key, &val, MDB_NEXT))
-        if ((rc = consider(w, cur, &key, &val, what)) != 0) break;
+        if ((rc = consider(w, cur, &key, &val, what, r)) != 0) break;
     mdb_cursor_close(cur);
     return rc == MDB_NOTFOUND ? 0 : rc;
 }
@@ -264,14 +371,17 @@ static int sweep(kv_write *w)
     return rc ? rc : sweep_extents(w);
 }
 
-int kv_evict_room(kv_write *w, int64_t pages)
+int kv_evict_room(kv_write *w, int64_t pages, const kv_rank *r)
 {
     if (kv_room_pages(w) >= pages) return 0;
     int rc = w->kv->swept ? 0 : sweep(w); /* once in a process: what damage of former days left behind goes before anything good */
-    for (int what = SPARE_USED; what >= SPARE_NONE && !rc && kv_room_pages(w) < pages; what--) rc = scan(w, pages, (spare)what);
+    for (int what = SPARE_USED; what >= SPARE_NONE && !rc && kv_room_pages(w) < pages; what--) {
+        rc = scan(w, pages, (spare)what, r);
+        if (rc == STOP && what != SPARE_NONE) rc = 0;
+    }
     /* Nothing left to evict although room is taken: by fresh damage that the order does not know of, or by pinned entries. */
     if (!rc && kv_room_pages(w) < pages) rc = sweep(w);
-    if (!rc && kv_room_pages(w) < pages) rc = scan(w, pages, SPARE_NONE);
-    if (rc) return rc;
+    if (!rc && kv_room_pages(w) < pages) rc = scan(w, pages, SPARE_NONE, r);
+    if (rc && rc != STOP) return rc;
     return kv_room_pages(w) >= pages ? 0 : MDB_NOTFOUND;
 }

@@ -135,6 +135,9 @@ typedef struct kv_entry {
     int refs;       /* the table's one, the writer's, one per reader that copies */
     kv_where where; /* CLEAN entries are in the LRU list, QUEUED in the queue, WRITING in the writer's batch */
     bool on_disk, in_table;
+    bool chained;                  /* behind is known: block i-1, or the root */
+    bool denied;                   /* the disk had no room for it, or not its predecessor: what hangs on it is not written either */
+    dm_hash behind;                /* key of the predecessor */
     uint32_t uses;
     uint64_t ticket;               /* QUEUED, WRITING: number of the put */
     struct kv_entry *prev, *next;  /* LRU list or queue */
@@ -148,6 +151,14 @@ typedef struct kv_list {
 
 enum { KV_DB_BLOCKS, KV_DB_STATES, KV_DB_ORDER, KV_DB_EXTENTS, KV_DB_META, KV_DB_COUNT };
 extern const char *const kv_db_names[KV_DB_COUNT];
+
+/* What one prompt puts, block after block: all its entries carry `start` as their time of writing and have one age. */
+typedef struct kv_run {
+    uint64_t start;  /* store clock, unique */
+    uint64_t latest; /* store clock of its newest entry */
+    uint64_t floor;  /* every entry that the run hangs on has at least this priority */
+} kv_run;
+#define KV_RUNS 64
 
 #define KV_BUFS 8
 struct dm_kv {
@@ -194,6 +205,7 @@ struct dm_kv {
     uint64_t wrote_ns;    /* last transaction */
     uint64_t epoch;       /* writer only: age of what is put now, store clock */
     bool swept;           /* writer only: orphans were looked for */
+    kv_run runs[KV_RUNS]; /* writer only: the last ones */
 
     /* opener only */
     bool have_thread;
@@ -216,6 +228,7 @@ void kv_ram_unqueue(dm_kv *kv, kv_entry *en, kv_where where);
 void kv_ram_requeue_front(dm_kv *kv, kv_entry *en);
 void kv_ram_clean(dm_kv *kv, kv_entry *en); /* WRITING -> CLEAN */
 bool kv_ram_give_up(dm_kv *kv, const kv_entry *spare);
+bool kv_ram_mend(dm_kv *kv, const dm_hash *prev);
 void kv_ram_fit(dm_kv *kv, const kv_entry *spare); /* down to the quotas */
 void kv_ram_free(dm_kv *kv);
 bool kv_ram_state(dm_kv *kv, const dm_hash *last, const int32_t *tail, int tail_max, kv_key *best);
@@ -270,11 +283,24 @@ typedef struct kv_write {
     size_t gone_count, gone_cap;
     int64_t written_bytes, evicted;
     int64_t written[3];  /* entries by kind */
+    uint64_t runs_begun; /* in this transaction */
+    uint64_t held;       /* least floor of the runs that this transaction writes */
     bool order_swept;
 } kv_write;
-int kv_evict_room(kv_write *w, int64_t pages); /* 0, MDB_NOTFOUND: nothing more may go, or an LMDB code */
+/* Where an entry stands in the order of eviction, and what may be evicted for it. */
+typedef struct kv_rank {
+    uint64_t age, written;
+    uint64_t most;      /* its priority at most: that of its predecessor */
+    uint32_t uses_most; /* and its uses */
+    uint64_t floor; /* nothing of this priority or more; it could be what the entry hangs on */
+    uint64_t own;   /* and of what was just written, nothing of this priority or more: then the entry itself is the next to go */
+} kv_rank;
+kv_rank kv_rank_alone(const kv_write *w);
+/* The rank behind the predecessor with this hash.  MDB_NOTFOUND: it is not in the store. */
+int kv_rank_behind(kv_write *w, const dm_hash *prev, bool state, kv_rank *r);
+int kv_evict_room(kv_write *w, int64_t pages, const kv_rank *r); /* 0, MDB_NOTFOUND: nothing more may go, or an LMDB code */
 int kv_entry_delete(kv_write *w, const kv_key *k);
-int kv_touch(kv_write *w, const kv_key *k, int64_t uses); /* as in touched */
+int kv_touch(kv_write *w, const kv_key *k, int64_t uses, const kv_rank *r); /* uses as in touched; r: NULL, or the rank for KV_AGAIN */
 uint64_t kv_priority(const dm_kv *kv, uint64_t clock, uint32_t uses);
 int64_t kv_room_pages(const kv_write *w);
 

@@ -69,6 +69,10 @@ DM_API void dm_kv_chain(dm_hash *next, const dm_hash *prev, const int32_t ids[DM
  * DM_ELIMIT: larger than a quota (K4); DM_ENOMEM; DM_ESTATE: the store is read-only.  Put blocks in the order of the chain: among
  * entries of one age the later written is evicted first. */
 DM_API int dm_kv_put_block(dm_kv *kv, const dm_hash *key, const void *bytes, size_t n, dm_err *e);
+/* The same with prev = H(i-1) (the root for block 0): the way for a session.  Then the order of eviction keeps to the chain whatever
+ * the length of the prompt and whatever others write meanwhile: a block never outlives its predecessor, is not written (counted as
+ * dropped) when that is not in the store, and of a prompt that does not fit the end is left out, never the beginning. */
+DM_API int dm_kv_put_block_after(dm_kv *kv, const dm_hash *prev, const dm_hash *key, const void *bytes, size_t n, dm_err *e);
 /* State at position 256*b + tail_count, where last = H(b-1) and tail holds the ids behind it
  * (tail_count < 256). */
 DM_API int dm_kv_put_state(dm_kv *kv, const dm_hash *last, const int32_t *tail, int tail_count, const void *bytes, size_t n, dm_err *e);

@@ -221,8 +221,18 @@ void kv_ram_clean(dm_kv *kv, kv_entry *en)
     if (en->in_table) push_head(&kv->lru, en);
 }
 
-/* Gives up the oldest unwritten entry of least value: never found and not pinned, else found and not pinned.
- * It stays readable in RAM as long as there is room. */
+/* The deepest queued entry that hangs on en, or en itself: without en it could not be used. */
+static kv_entry *deepest(dm_kv *kv, kv_entry *en)
+{
+    for (kv_entry *next = en->next; next && en->key.kind == KV_BLOCK; next = next->next) {
+        const dm_hash *prev = next->key.kind == KV_STATE ? &next->key.hash : next->chained ? &next->behind : NULL;
+        if (prev && dm_hash_equal(prev, &en->key.hash) && !kv_map_count(&kv->pins, &next->key)) en = next;
+    }
+    return en;
+}
+
+/* Gives up the oldest unwritten entry of least value (never found and not pinned, else found and not pinned), or the end of what hangs
+ * on it.  It stays readable in RAM as long as there is room. */
 bool kv_ram_give_up(dm_kv *kv, const kv_entry *spare)
 {
     kv_entry *best = NULL;
@@ -234,8 +244,32 @@ bool kv_ram_give_up(dm_kv *kv, const kv_entry *spare)
         break;
     }
     if (!best) return false;
+    if (best->chained) best = deepest(kv, best);
     kv_ram_unqueue(kv, best, KV_CLEAN);
-    kv->st.put_dropped++;
+    if (best->chained) kv_ram_use(kv, best); /* stays in RAM as long as may be, for kv_ram_mend */
+    kv->st.put_dropped += !best->on_disk;
+    return true;
+}
+
+#define MEND_MAX 256
+
+/* Is the predecessor on its way to the disk, or there?  One that was given up is queued again if there is ample room by now, after all
+ * that it hangs on. */
+bool kv_ram_mend(dm_kv *kv, const dm_hash *prev)
+{
+    kv_entry *up[MEND_MAX];
+    int count = 0;
+    int64_t bytes = 0;
+    for (;;) {
+        kv_key k = kv_key_block(prev);
+        kv_entry *en = kv_ram_get(kv, &k);
+        if (!en || !en->chained || en->on_disk || en->where != KV_CLEAN) break;
+        bytes += (int64_t)en->n;
+        if (en->denied || count == MEND_MAX || kv->st.queued_bytes + bytes > kv->opts.queue_bytes_max / 2) return false;
+        up[count++] = en;
+        prev = &en->behind;
+    }
+    while (count) kv_ram_queue(kv, up[--count]);
     return true;
 }
 

@@ -170,11 +170,15 @@ void dm_kv_close(dm_kv *kv)
 /* ---- put --------------------------------------------------------------------------------------------- */
 
 /* An entry that RAM knows: nothing to copy.  1 done; 0 it is new. */
-static int put_known(dm_kv *kv, const kv_key *k)
+static int put_known(dm_kv *kv, const kv_key *k, const dm_hash *prev)
 {
     kv_entry *en = kv_ram_get(kv, k);
     if (!en) return 0;
-    if (en->where == KV_CLEAN && !en->on_disk) { /* given up before: another try */
+    /* Given up before: another try.  On the disk and put again behind its predecessor: the writer knows how young that makes it. */
+    if (en->where == KV_CLEAN && (!en->on_disk || prev)) {
+        en->chained = prev != NULL;
+        if (prev) en->behind = *prev;
+        if (prev && !kv_ram_mend(kv, prev)) return 1;
         kv_ram_queue(kv, en);
         kv_ram_fit(kv, en);
         pthread_cond_signal(&kv->work);
@@ -190,6 +194,11 @@ static int put_new(dm_kv *kv, kv_entry *en)
 {
     int rc = kv_ram_insert(kv, en);
     if (rc) return rc;
+    if ((en->chained || en->key.kind == KV_STATE) && !kv_ram_mend(kv, en->chained ? &en->behind : &en->key.hash)) {
+        kv->st.put_dropped++; /* what it hangs on was given up */
+        kv_ram_fit(kv, NULL);
+        return 0;
+    }
     kv_ram_queue(kv, en);
     kv_ram_fit(kv, en);
     if (kv->st.queued_bytes > kv->opts.queue_bytes_max && en->where == KV_QUEUED) {
@@ -201,7 +210,7 @@ static int put_new(dm_kv *kv, kv_entry *en)
     return 0;
 }
 
-static int put(dm_kv *kv, const kv_key *k, const void *bytes, size_t n, dm_err *e)
+static int put(dm_kv *kv, const kv_key *k, const dm_hash *prev, const void *bytes, size_t n, dm_err *e)
 {
     if (kv->opts.read_only) return dm_err_set(e, DM_ESTATE, "kv.put", "%s: the store is open for reading only", kv->dir);
     if (n && !bytes) return dm_err_set(e, DM_EINVAL, "kv.put", "no bytes");
@@ -212,32 +221,41 @@ static int put(dm_kv *kv, const kv_key *k, const void *bytes, size_t n, dm_err *
     }
     if (dm_fault("kv.put")) return dm_err_set(e, DM_ENOMEM, "kv.put", "out of memory");
     pthread_mutex_lock(&kv->lock);
-    int known = put_known(kv, k);
+    int known = put_known(kv, k, prev);
     pthread_mutex_unlock(&kv->lock);
     if (known) return 0;
 
     kv_entry *en = kv_entry_new(k, n, e);
     if (!en) return DM_ENOMEM;
     if (n) memcpy(en->bytes, bytes, n);
+    en->chained = prev != NULL;
+    if (prev) en->behind = *prev;
     pthread_mutex_lock(&kv->lock);
-    int rc = put_known(kv, k) ? 0 : put_new(kv, en); /* another thread may have put it during the copy */
+    int rc = put_known(kv, k, prev) ? 0 : put_new(kv, en); /* another thread may have put it during the copy */
     kv_entry_unref(kv, en);
     pthread_mutex_unlock(&kv->lock);
     return rc ? dm_err_set(e, rc, "kv.put", "out of memory") : 0;
 }
 
-int dm_kv_put_block(dm_kv *kv, const dm_hash *key, const void *bytes, size_t n, dm_err *e)
+static int put_block(dm_kv *kv, const dm_hash *prev, const dm_hash *key, const void *bytes, size_t n, dm_err *e)
 {
     if (n != kv->opts.block_bytes) return dm_err_set(e, DM_EINVAL, "kv.put", "a block of %zu bytes in a store of blocks of %zu", n, kv->opts.block_bytes);
     kv_key k = kv_key_block(key);
-    return put(kv, &k, bytes, n, e);
+    return put(kv, &k, prev, bytes, n, e);
+}
+
+int dm_kv_put_block(dm_kv *kv, const dm_hash *key, const void *bytes, size_t n, dm_err *e) { return put_block(kv, NULL, key, bytes, n, e); }
+
+int dm_kv_put_block_after(dm_kv *kv, const dm_hash *prev, const dm_hash *key, const void *bytes, size_t n, dm_err *e)
+{
+    return put_block(kv, prev, key, bytes, n, e);
 }
 
 int dm_kv_put_state(dm_kv *kv, const dm_hash *last, const int32_t *tail, int tail_count, const void *bytes, size_t n, dm_err *e)
 {
     if (tail_count < 0 || tail_count >= DM_KV_BLOCK) return dm_err_set(e, DM_EINVAL, "kv.put", "a state's tail of %d ids is not below %d", tail_count, DM_KV_BLOCK);
     kv_key k = kv_key_state(last, tail, tail_count);
-    return put(kv, &k, bytes, n, e);
+    return put(kv, &k, NULL, bytes, n, e);
 }
 
 int dm_kv_drop_state(dm_kv *kv, const dm_hash *last, const int32_t *tail, int tail_count, dm_err *e)

@@ -41,7 +41,7 @@ static int64_t tree_pages(const MDB_stat *st) { return (int64_t)(st->ms_branch_p
 
 static int write_begin(dm_kv *kv, kv_write *w)
 {
-    *w = (kv_write){ .kv = kv };
+    *w = (kv_write){ .kv = kv, .held = UINT64_MAX };
     int rc = dm_fault("kv.begin") ? ENOSPC : kv_txn_begin(kv, true, &w->txn);
     if (rc) return rc;
     MDB_val key = { 5, (void *)"store" }, val;
@@ -128,24 +128,54 @@ static int put_extents(kv_write *w, const kv_entry *en, uint32_t parts)
     return 0;
 }
 
-/* MDB_KEYEXIST: it is there; MDB_NOTFOUND: no room and nothing may be evicted. */
+/* The last block was not written, or is gone: then its states are of no use either. */
+static bool hangs_on_denied(dm_kv *kv, const kv_entry *state)
+{
+    kv_key k = kv_key_block(&state->key.hash);
+    pthread_mutex_lock(&kv->lock);
+    const kv_entry *last = kv_ram_get(kv, &k);
+    bool denied = last && (last->denied || (last->where == KV_CLEAN && !last->on_disk));
+    pthread_mutex_unlock(&kv->lock);
+    return denied;
+}
+
+/* MDB_NOTFOUND: what the entry hangs on is not there, so nobody could use it (E4). */
+static int rank_entry(kv_write *w, const kv_entry *en, kv_rank *r)
+{
+    bool state = en->key.kind == KV_STATE;
+    *r = kv_rank_alone(w);
+    if (!state && !en->chained) return 0;
+    int rc = kv_rank_behind(w, state ? &en->key.hash : &en->behind, state, r);
+    /* A block that was put alone may come after its states. */
+    return rc == MDB_NOTFOUND && state && !hangs_on_denied(w->kv, en) ? 0 : rc;
+}
+
+/* MDB_KEYEXIST: it is there, and young again; MDB_NOTFOUND: no room and nothing may be evicted for it. */
 static int put_entry(kv_write *w, const kv_entry *en, uint32_t uses)
 {
     dm_kv *kv = w->kv;
     kv_index ix;
+    kv_rank rank;
+    int behind = rank_entry(w, en, &rank);
+    if (behind && behind != MDB_NOTFOUND) return behind;
     int rc = kv_index_get(kv, w->txn, &en->key, &ix);
-    if (!rc) return MDB_KEYEXIST;
+    if (!rc) {
+        rc = behind ? 0 : kv_touch(w, &en->key, KV_AGAIN, &rank);
+        return rc ? rc : MDB_KEYEXIST;
+    }
     if (rc != MDB_NOTFOUND) return rc;
     rc = kv_entry_delete(w, &en->key); /* remains of a damaged one */
+    if (!rc && behind) rc = behind;
     if (rc) return rc;
     uint32_t parts = (uint32_t)kv_parts(kv, en->n);
-    rc = kv_evict_room(w, (int64_t)parts * (int64_t)kv->extent_pages);
+    rc = kv_evict_room(w, (int64_t)parts * (int64_t)kv->extent_pages, &rank);
     if (rc) return rc;
     rc = put_extents(w, en, parts);
     if (rc) return rc;
-    ix = (kv_index){ .parts = parts, .uses = uses, .total = en->n, .seq = w->clock.seq++,
-        .last_used = w->age, .written = w->clock.bytes };
+    ix = (kv_index){ .parts = parts, .uses = uses < rank.uses_most ? uses : rank.uses_most, .total = en->n, .seq = w->clock.seq++,
+        .last_used = rank.age, .written = rank.written };
     ix.priority = kv_priority(kv, ix.last_used, ix.uses);
+    if (ix.priority > rank.most) ix.priority = rank.most;
     uint8_t buf[KV_KEY_MAX], rec[KV_INDEX_BYTES], order[KV_ORDER_BYTES];
     MDB_val key = { kv_key_encode(buf, &en->key), buf }, val = { sizeof rec, rec }, okey = { sizeof order, order };
     kv_index_encode(rec, &en->key, &ix);
@@ -156,8 +186,8 @@ static int put_entry(kv_write *w, const kv_entry *en, uint32_t uses)
     return rc;
 }
 
-/* What one prompt puts, over however many transactions, has one age, so that its chain keeps its beginning longest.  A prompt
- * begins with a lookup; without one, an eighth of a turnover is taken for it. */
+/* What is put without its predecessor, over however many transactions, has one age from one lookup to the next, so that a chain
+ * keeps its beginning longest; without a lookup, an eighth of a turnover is taken for one prompt.  (With it, evict.c knows better.) */
 static void set_age(kv_write *w)
 {
     dm_kv *kv = w->kv;
@@ -166,6 +196,13 @@ static void set_age(kv_write *w)
     if (kv->epoch_new || kv->epoch > w->clock.bytes || kv->epoch + eighth < w->clock.bytes) kv->epoch = w->clock.bytes;
     kv->epoch_new = false;
     w->age = kv->epoch;
+    pthread_mutex_unlock(&kv->lock);
+}
+
+static void set_denied(dm_kv *kv, kv_entry *en, bool denied)
+{
+    pthread_mutex_lock(&kv->lock);
+    en->denied = denied;
     pthread_mutex_unlock(&kv->lock);
 }
 
@@ -180,8 +217,8 @@ static int put_all(kv_write *w, batch *b)
     for (size_t i = 0; i < b->count; i++) {
         int rc = put_entry(w, b->entries[i], b->uses[i]);
         b->fates[i] = rc == MDB_KEYEXIST ? FATE_THERE : rc == MDB_NOTFOUND ? FATE_NO_ROOM : FATE_WRITTEN;
-        if (rc == MDB_KEYEXIST) rc = kv_touch(w, &b->entries[i]->key, KV_AGAIN);
-        if (rc && rc != MDB_NOTFOUND) return rc;
+        set_denied(w->kv, b->entries[i], rc == MDB_NOTFOUND);
+        if (rc && rc != MDB_NOTFOUND && rc != MDB_KEYEXIST) return rc;
     }
     return 0;
 }
@@ -195,7 +232,7 @@ static int write_batch(dm_kv *kv, batch *b)
     if (!rc && b->removals_count && dm_fault("kv.remove")) rc = ENOSPC;
     for (size_t i = 0; !rc && i < b->touched.cap; i++) {
         const kv_slot *s = &b->touched.slots[i];
-        if (s->key.kind) rc = kv_touch(&w, &s->key, s->v.count);
+        if (s->key.kind) rc = kv_touch(&w, &s->key, s->v.count, NULL);
     }
     if (!rc) rc = put_all(&w, b);
     return rc ? write_abort(&w, rc) : write_commit(&w);
@@ -241,7 +278,8 @@ static int make_room(dm_kv *kv, int64_t pages)
     set_map(kv, true);
     int rc = write_begin(kv, &w);
     if (!rc) {
-        rc = kv_evict_room(&w, pages);
+        kv_rank any = kv_rank_alone(&w);
+        rc = kv_evict_room(&w, pages, &any);
         rc = rc && rc != MDB_NOTFOUND ? write_abort(&w, rc) : write_commit(&w);
     }
     for (int i = 0; i < 2 && !rc; i++) {
