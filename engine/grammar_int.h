@@ -17,7 +17,7 @@
  * What is enforced: the trained spelling of every tag; declared tools; declared parameters, each at most once, all
  * required ones; string="true" only for what may be a string; JSON with the schema's types, properties, required,
  * items, prefixItems, minItems, maxItems, enum, const, anyOf, oneOf, allOf, $ref; bounds of integers, the sign of
- * numbers, minLength; what no tool could read (NUL, integers beyond 64 bits, numbers beyond binary64).  Not: pattern,
+ * numbers, minLength; what no tool could read (NUL, integers beyond 64 bits, numbers from 1e308 on).  Not: pattern,
  * maxLength, multipleOf, uniqueItems, bounds of fractions, oneOf against overlap, anyOf at the top of a tool's
  * parameters.  What is not enforced is allowed, and left to the check of the arguments. */
 #ifndef DM_ENGINE_GRAMMAR_INT_H
