@@ -141,6 +141,7 @@ typedef struct gen {
     uv_async_t *wake;
     const uint8_t *banned; /* [vocab] 1: may not be sampled */
     dm_grammar *grammar;   /* owned; what may come next in a call; NULL: anything */
+    bool grammar_told;     /* that it gave up */
     /* engine thread; the loop's again once `ended` was taken */
     dm_parser *parser;     /* NULL: prefill only */
     dm_ids reply;

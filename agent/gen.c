@@ -120,6 +120,17 @@ static void on_event(void *ctx, const dm_gen_event *ev)
     uv_mutex_unlock(&g->lock);
 }
 
+/* A grammar that gave up masks nothing any more; a person is told, once in a session. */
+static void follow_grammar(gen *g, int32_t id)
+{
+    if (!g->grammar) return;
+    (void)dm_grammar_accept(g->grammar, id); /* out of memory: it has given up */
+    const char *why = dm_grammar_gave_up(g->grammar);
+    if (!why || g->grammar_told) return;
+    g->grammar_told = true;
+    push_text(g, GEN_NOTE, why, strlen(why));
+}
+
 /* After each sampled token that is not a stop id. */
 static bool on_token(void *ctx, int32_t id)
 {
@@ -128,7 +139,7 @@ static bool on_token(void *ctx, int32_t id)
     const char *bytes = dm_tok_bytes(g->tok, id, &n);
     if (!g->parser || dm_parser_feed(g->parser, bytes, n, dm_tok_is_special(g->tok, id)) < 0) return true;
     if (dm_parser_block_closed(g->parser)) return true;
-    if (g->grammar) (void)dm_grammar_accept(g->grammar, id); /* out of memory: it masks nothing any more */
+    follow_grammar(g, id);
     return g->repeated = goes_in_circles(g);
 }
 
