@@ -16,10 +16,13 @@ fi
 command -v clang >/dev/null || { echo "run.sh: clang is missing: apt-get install clang libclang-rt-14-dev (or your clang's)" >&2; exit 2; }
 build=${FUZZ_BUILD:-build/fuzz}
 [ "$target" = all ] || known=$target
-[ -f "$build/build.ninja" ] || cmake --preset fuzz -B "$build" >/dev/null
-cmake --build "$build" --target $known -- --quiet
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
+make() {
+    [ -f "$build/build.ninja" ] || cmake --preset fuzz -B "$build"
+    cmake --build "$build" --target $known -- --quiet
+}
+make >"$tmp/build" 2>&1 || { cat "$tmp/build" >&2; exit 1; }
 export TMPDIR=$tmp
 export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 
