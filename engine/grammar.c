@@ -146,7 +146,7 @@ static bool may_open(const dm_grammar *g)
 static int content_token(dm_grammar *g, int32_t id, const uint8_t *p, size_t n)
 {
     if (id == g->v->dsml && may_open(g)) {
-        gr_block_begin(g, &g->now);
+        gr_block_begin(&g->now);
         g->mode = MODE_BLOCK;
         return 0;
     }

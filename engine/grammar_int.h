@@ -216,7 +216,7 @@ void gr_literal(gr_state *to, const gr_state *from, gr_lit lit);
 /* Adds to out every place where `unit` leads from s. */
 void gr_step(const dm_grammar *g, const gr_state *s, int unit, gr_set *out);
 void gr_step_set(const dm_grammar *g, const gr_set *from, int unit, gr_set *out);
-void gr_block_begin(const dm_grammar *g, gr_set *out); /* behind '<' and the mark */
+void gr_block_begin(gr_set *out); /* behind '<' and the mark */
 
 void gr_json_step(const dm_grammar *g, const gr_state *s, int unit, gr_set *out);
 /* Follows '<' "</" in text that is not to end by accident. */

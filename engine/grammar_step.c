@@ -338,10 +338,9 @@ void gr_step_set(const dm_grammar *g, const gr_set *from, int unit, gr_set *out)
     for (int i = 0; i < from->n; i++) gr_step(g, &from->s[i], unit, out);
 }
 
-void gr_block_begin(const dm_grammar *g, gr_set *out)
+void gr_block_begin(gr_set *out)
 {
     gr_state none, s;
-    (void)g;
     memset(&none, 0, sizeof none);
     none.tool = -1;
     none.param = PARAM_NONE;
