@@ -14,6 +14,9 @@ typedef struct hit_pin {
     kv_key *blocks; /* owned; blocks_count keys, all pinned */
     size_t blocks_count, blocks_cap;
     kv_key state; /* pinned unless kind is 0 */
+    size_t state_bytes;
+    int64_t last;  /* block read last, -1: none; under kv->lock */
+    int64_t ahead; /* parts before this one were asked for ahead; under kv->lock */
 } hit_pin;
 
 /* ---- presence ------------------------------------------------------------------------------- */
@@ -280,6 +283,8 @@ int dm_kv_find(dm_kv *kv, const int32_t *ids, int64_t n, int64_t limit, dm_kv_hi
     if (got == 1) {
         release_pins(kv, p, (size_t)b);
         p->state = best;
+        p->state_bytes = hit->state_bytes;
+        p->last = -1;
         hit->blocks = b;
         hit->pos = b * DM_KV_BLOCK + best.tail_count;
         hit->pin = p;
@@ -302,6 +307,9 @@ void dm_kv_hit_end(dm_kv *kv, dm_kv_hit *hit)
 {
     if (!hit) return;
     if (hit->pin) {
+        pthread_mutex_lock(&kv->lock);
+        kv_ahead_cancel(kv, hit->pin);
+        pthread_mutex_unlock(&kv->lock);
         release_pins(kv, hit->pin, 0);
         pin_free(hit->pin);
     }
@@ -335,14 +343,17 @@ static kv_entry *promote(dm_kv *kv, kv_entry *en)
 static int get_entry(dm_kv *kv, const kv_key *k, kv_entry **out, dm_kv_tier *tier, dm_err *e)
 {
     pthread_mutex_lock(&kv->lock);
+    kv_ahead_wait(kv, k);
     kv_entry *en = kv_ram_get(kv, k);
+    bool from_ram = en && !en->ahead;
     if (en) {
         en->refs++;
+        en->ahead = false;
         kv_ram_use(kv, en);
     }
     bool doomed = !en && kv_map_count(&kv->doomed, k) != 0;
     pthread_mutex_unlock(&kv->lock);
-    if (tier) *tier = en ? DM_KV_RAM : DM_KV_DISK;
+    if (tier) *tier = from_ram ? DM_KV_RAM : DM_KV_DISK;
     if (en) {
         *out = en;
         return 0;
@@ -357,11 +368,28 @@ static int get_entry(dm_kv *kv, const kv_key *k, kv_entry **out, dm_kv_tier *tie
     return 0;
 }
 
+/* Block i is about to be read.  Read in order: what follows is asked for, the state behind the last block. */
+static void look_ahead(dm_kv *kv, hit_pin *p, int64_t i)
+{
+    int64_t blocks = (int64_t)p->blocks_count;
+    pthread_mutex_lock(&kv->lock);
+    bool in_order = i > 0 && i == p->last + 1;
+    p->last = i;
+    if (p->ahead <= i) p->ahead = i + 1;
+    while (in_order && p->ahead <= blocks && p->ahead <= i + KV_AHEAD_BLOCKS) {
+        bool state = p->ahead == blocks;
+        if (!kv_ahead_want(kv, p, state ? &p->state : &p->blocks[p->ahead], state ? p->state_bytes : kv->opts.block_bytes)) break;
+        p->ahead++;
+    }
+    pthread_mutex_unlock(&kv->lock);
+}
+
 int dm_kv_read_block(dm_kv *kv, const dm_kv_hit *hit, int64_t i, void *dst, dm_kv_tier *tier, dm_err *e)
 {
-    const hit_pin *p = hit->pin;
+    hit_pin *p = hit->pin;
     if (!p || i < 0 || i >= hit->blocks) return dm_err_set(e, DM_EINVAL, "kv.read", "block %lld is not in a hit of %lld", (long long)i, (long long)hit->blocks);
     kv_entry *en;
+    look_ahead(kv, p, i);
     int rc = get_entry(kv, &p->blocks[i], &en, tier, e);
     if (rc) return rc;
     memcpy(dst, en->bytes, en->n); /* block_bytes: put and load see to it */

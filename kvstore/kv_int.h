@@ -7,6 +7,7 @@
  *   pages.c    checks LMDB's own pages before they are trusted
  *   ram.c      RAM tier: entries, LRU, the queue of unwritten ones, pins
  *   load.c     disk -> RAM: O_DIRECT reads with verification
+ *   ahead.c    several of these in flight, ahead of who reads a hit in order
  *   find.c     the deepest usable cut of a prompt; reading a hit
  *   evict.c    what leaves the disk tier, and removal
  *   writer.c   the one thread that owns the write transaction
@@ -135,6 +136,7 @@ typedef struct kv_entry {
     int refs;       /* the table's one, the writer's, one per reader that copies */
     kv_where where; /* CLEAN entries are in the LRU list, QUEUED in the queue, WRITING in the writer's batch */
     bool on_disk, in_table;
+    bool ahead;                    /* loaded ahead and not asked for yet */
     bool chained;                  /* behind is known: block i-1, or the root */
     bool denied;                   /* the disk had no room for it, or not its predecessor: what hangs on it is not written either */
     dm_hash behind;                /* key of the predecessor */
@@ -159,6 +161,27 @@ typedef struct kv_run {
     uint64_t floor;  /* every entry that the run hangs on has at least this priority */
 } kv_run;
 #define KV_RUNS 64
+
+/* Loads ahead of the reader (ahead.c). */
+#define KV_AHEAD_READERS 4
+#define KV_AHEAD_BLOCKS 8
+#define KV_AHEAD_JOBS 64
+typedef struct kv_job {
+    enum { KV_JOB_FREE, KV_JOB_WAITS, KV_JOB_RUNS } state;
+    kv_key key;
+    const void *owner; /* compared only */
+    int64_t bytes;
+    uint64_t no;
+} kv_job;
+typedef struct kv_ahead {
+    kv_job jobs[KV_AHEAD_JOBS];
+    int64_t bytes; /* of the jobs that are not free */
+    uint64_t no;
+    bool started, stop;
+    pthread_cond_t work, done;
+    pthread_t threads[KV_AHEAD_READERS];
+    int threads_count;
+} kv_ahead;
 
 #define KV_BUFS 8
 struct dm_kv {
@@ -197,6 +220,7 @@ struct dm_kv {
     bool direct_refused;
     uint8_t *bufs[KV_BUFS]; /* free page-aligned read buffers, owned */
     int bufs_count;
+    kv_ahead ahead;
     dm_kv_stat st; /* counters since open; the rest is filled by stat_get */
 
     bool damaged;         /* LMDB's structure is broken: no more writes in this process */
@@ -267,6 +291,14 @@ int kv_pages_check(int fd, MDB_env *env, size_t txn_id, const char *dir, dm_err 
 int kv_load(dm_kv *kv, const kv_key *k, kv_entry **out);
 void kv_bad_entry(dm_kv *kv, const kv_key *k, const char *why);
 void kv_remove_later(dm_kv *kv, const kv_key *k); /* with kv->lock */
+
+/* ahead.c; with kv->lock unless said otherwise */
+int kv_ahead_init(dm_kv *kv); /* without; an errno */
+bool kv_ahead_want(dm_kv *kv, const void *owner, const kv_key *k, size_t bytes); /* false: no room, come again */
+void kv_ahead_wait(dm_kv *kv, const kv_key *k); /* until k is not in flight */
+void kv_ahead_cancel(dm_kv *kv, const void *owner);
+void kv_ahead_stop(dm_kv *kv); /* without */
+void kv_ahead_free(dm_kv *kv);
 
 /* evict.c; with the write transaction */
 typedef struct kv_write {

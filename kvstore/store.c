@@ -62,7 +62,7 @@ static int init_locks(dm_kv *kv)
     pthread_cond_init(&kv->work, &attr);
     pthread_cond_init(&kv->done, &attr);
     pthread_condattr_destroy(&attr);
-    return 0;
+    return kv_ahead_init(kv);
 }
 
 /* Signals are for the program's threads, not for ours. */
@@ -95,6 +95,7 @@ static void destroy(dm_kv *kv)
     kv_dir_release(kv);
     kv_ram_free(kv);
     while (kv->bufs_count) dm_free(kv->bufs[--kv->bufs_count]);
+    kv_ahead_free(kv);
     pthread_cond_destroy(&kv->done);
     pthread_cond_destroy(&kv->work);
     pthread_mutex_destroy(&kv->lock);
@@ -148,6 +149,7 @@ static bool wait_exit(dm_kv *kv, int ms)
 void dm_kv_close(dm_kv *kv)
 {
     if (!kv) return;
+    kv_ahead_stop(kv);
     if (kv->have_thread) {
         pthread_mutex_lock(&kv->lock);
         kv->stop = true;
