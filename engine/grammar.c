@@ -114,7 +114,7 @@ static int settle(dm_grammar *g, const gr_set *before, const gr_set *now, int un
 {
     if (find_at(now, AT_BLOCK)) call_begins(g);
     const gr_state *named = find_at(now, AT_BOOL), *key = find_at(now, AT_FREE);
-    if (find_at(now, AT_PARAM) || (key && !key->pos)) dm_buf_clear(&g->key);
+    if (key && !key->pos) dm_buf_clear(&g->key);
     if (key && key->pos && !key->num) return dm_buf_byte(&g->key, (uint8_t)unit);
     if (!named || find_at(before, AT_BOOL)) return 0;
     if (named->param >= 0) g->used[named->param] = true;

@@ -22,6 +22,7 @@ static const dm_parser_tool tools[] = {
               "\"either\":{\"anyOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},\"required\":[\"a\"]},"
               "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"boolean\"},\"b\":{\"type\":\"null\"}},\"required\":[\"b\"]}]},"
               "\"rate\":{\"type\":\"number\"},\"on\":{\"type\":\"boolean\"}}}" },
+    { "mixed", "{\"type\":\"object\",\"properties\":{\"path\":{\"type\":\"string\"},\"a\\\"b\":{\"type\":\"integer\"}},\"additionalProperties\":true}" },
     { "never", "{\"type\":\"object\",\"properties\":{\"x\":false},\"required\":[\"x\"]}" },
 };
 
@@ -180,6 +181,9 @@ static void a_tool_without_a_schema_takes_any_parameters_once(void **state)
         { TC INV("free") "\n" INV_ TC_, NULL }, { TC INV("free") PS("a") "x" P_ PJ("ab") "{\"k\": [1, {}]}" P_ PJ("b") "1.5e-07" P_ INV_, NULL },
         { TC INV("free") PS("a") "x" P_ PS("ab") "x" P_ PS("a"), "\" string" }, { TC INV("free") PS(""), "\" string" },
         { TC INV("free") PS("a") "x" P_ INV_ INV("free") PS("a") "x" P_ INV_ TC_, NULL }, { TC INV("free") PS("a<"), "<\"" },
+        { TC INV("mixed") PS("pa") "x" P_ PS("pat") "x" P_ PS("path") "x" P_ PS("a") "x" P_ PJ("a\"b") "1" P_ INV_ TC_, NULL },
+        { TC INV("mixed") PS("pa") "x" P_ PS("pa"), "\" string" }, { TC INV("mixed") PS("a") "x" P_ PS("a"), " string" },
+        { TC INV("mixed") PJ("path"), "false" }, { TC INV("mixed") PJ("a\"b") "1" P_ PJ("a\"b"), "b\" string" },
         { TC INV("free") PJ("a") "\"text\"", "\"text\"" }, { TC INV("free") PJ("a") "1e307", NULL }, { TC INV("free") PJ("a") "10e307", "7" },
     };
     check(cases, DM_COUNT(cases), false, DM_COUNT(tools));
