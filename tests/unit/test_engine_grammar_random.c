@@ -194,13 +194,13 @@ static void random_blocks(const char *path, int blocks)
 static void random_logits_give_valid_calls_on_the_embedded_tokenizer(void **state)
 {
     (void)state;
-    random_blocks(TINY, test_full() ? 6000 : 1000);
+    random_blocks(TINY, test_full() ? 6000 : 700);
 }
 
 static void random_logits_give_valid_calls_on_the_published_tokenizer(void **state)
 {
     (void)state;
-    random_blocks(PUBLISHED, test_full() ? 400 : 40);
+    random_blocks(PUBLISHED, test_full() ? 400 : 25);
 }
 
 /* ---- rendered calls ---- */
@@ -273,13 +273,13 @@ static void rendered_calls(const char *path, int turns)
 static void no_rendered_call_is_masked_on_the_embedded_tokenizer(void **state)
 {
     (void)state;
-    rendered_calls(TINY, test_full() ? 10000 : 1000);
+    rendered_calls(TINY, test_full() ? 10000 : 700);
 }
 
 static void no_rendered_call_is_masked_on_the_published_tokenizer(void **state)
 {
     (void)state;
-    rendered_calls(PUBLISHED, test_full() ? 400 : 50);
+    rendered_calls(PUBLISHED, test_full() ? 400 : 25);
 }
 
 int main(void)
