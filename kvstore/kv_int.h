@@ -159,6 +159,7 @@ typedef struct kv_run {
     uint64_t start;  /* store clock, unique */
     uint64_t latest; /* store clock of its newest entry */
     uint64_t floor;  /* every entry that the run hangs on has at least this priority */
+    uint64_t no;     /* of the transaction that wrote to it last */
 } kv_run;
 #define KV_RUNS 64
 
@@ -189,6 +190,7 @@ struct dm_kv {
     char *dir; /* owned */
     dm_kv_opts opts;
     size_t extent_bytes, page_bytes, extent_pages, payload_bytes; /* payload: per extent */
+    uint64_t stalls; /* writes that failed for want of room or by the disk, since open */
     int64_t quota_pages, batch_bytes, reserve_pages;
     MDB_env *env;
     MDB_dbi db[KV_DB_COUNT];
@@ -230,6 +232,7 @@ struct dm_kv {
     uint64_t epoch;       /* writer only: age of what is put now, store clock */
     bool swept;           /* writer only: orphans were looked for */
     kv_run runs[KV_RUNS]; /* writer only: the last ones */
+    uint64_t write_no;    /* writer only */
 
     /* opener only */
     bool have_thread;
@@ -311,11 +314,13 @@ typedef struct kv_write {
     uint64_t seq_first;  /* of this transaction: never evicted in it */
     int64_t pages_live;  /* extents */
     int64_t pages_index; /* everything else, at the start of the transaction */
+    int64_t pages_file;  /* of the file, free ones too, at the start of the transaction */
     kv_key *gone;        /* owned; keys doomed by this transaction */
     size_t gone_count, gone_cap;
     int64_t written_bytes, evicted;
     int64_t written[3];  /* entries by kind */
-    uint64_t runs_begun; /* in this transaction */
+    uint64_t no;         /* of the transaction, in this process */
+    uint64_t runs_begun; /* in it */
     uint64_t held;       /* least floor of the runs that this transaction writes */
     bool order_swept;
 } kv_write;

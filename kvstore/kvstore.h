@@ -18,7 +18,7 @@
  *       (queue_bytes_max) the oldest unwritten entry of least value is given up (counted), never the caller.
  *   K4  disk_bytes_max is never exceeded by more than one extent; nothing just written, pinned or being
  *       read is evicted; an entry larger than the quota is refused (DM_ELIMIT) and nothing is evicted for it.
- *   K5  Disk full stops spilling with one warning, goes on serving, and starts again by itself.
+ *   K5  Disk full, or the last eighth (64 MiB at most) of its disk reached, stops spilling with one warning, goes on serving, and starts again by itself.
  *   K6  A hit is the minimum over its parts: a state counts only if all blocks before it are there.
  *
  * Threads: one dm_kv may be used from any threads at once.  find/read/put are short; read may block on
@@ -76,7 +76,8 @@ DM_API int dm_kv_put_block_after(dm_kv *kv, const dm_hash *prev, const dm_hash *
 /* State at position 256*b + tail_count, where last = H(b-1) and tail holds the ids behind it
  * (tail_count < 256). */
 DM_API int dm_kv_put_state(dm_kv *kv, const dm_hash *last, const int32_t *tail, int tail_count, const void *bytes, size_t n, dm_err *e);
-/* Waits until everything put before is committed and synced, or timeout_ms (DM_ETIMEDOUT). */
+/* Waits until everything put before is committed and synced, or timeout_ms (DM_ETIMEDOUT).  DM_ENOSPC: a write was
+ * tried meanwhile and failed (K5); what was put stays queued. */
 DM_API int dm_kv_flush(dm_kv *kv, int timeout_ms, dm_err *e);
 /* Bytes accepted by put and not yet synced. */
 DM_API int64_t dm_kv_queued_bytes(dm_kv *kv);
@@ -131,6 +132,28 @@ DM_API int dm_kv_verify(dm_kv *kv, dm_kv_check *out, dm_kv_progress fn, void *ct
 
 /* What is in a directory, without knowing its root (for `kv stat`): fills the parts known from the file. */
 DM_API int dm_kv_inspect(const char *dir, dm_kv_opts *opts_out, dm_kv_stat *stat_out, dm_err *e);
+
+/* ---- benchmark ---------------------------------------------------------------------------- */
+
+/* Measures a store of its own in a directory that it makes under dir and removes again, also when it fails or is stopped. */
+typedef struct dm_kv_bench_opts {
+    const char *dir;      /* on the disk to be measured; created if missing */
+    size_t block_bytes;   /* 0: 985,664 */
+    size_t state_bytes;   /* 0: 3,600,000 */
+    int64_t quota_bytes;  /* 0: 2 GiB; room needed on the disk: about 1.5 times as much */
+    int rounds;           /* of each comparison, interleaved; the medians count; 0: 7 */
+    int churn;            /* times the capacity that is written at the quota; 0: 10 */
+} dm_kv_bench_opts;
+typedef struct dm_kv_bench_row {
+    const char *name, *unit; /* static */
+    double value, probe;     /* probe: the same bytes without the store, in the same run */
+    double ratio;            /* of one round, the median: value / probe */
+    double limit;            /* what ratio should reach, or not exceed */
+    bool at_most;
+} dm_kv_bench_row;
+#define DM_KV_BENCH_ROWS 5
+/* Fills rows[0 .. DM_KV_BENCH_ROWS).  DM_ECANCELED when fn said so. */
+DM_API int dm_kv_bench(const dm_kv_bench_opts *opts, dm_kv_bench_row rows[DM_KV_BENCH_ROWS], dm_kv_progress fn, void *ctx, dm_err *e);
 
 #ifdef __cplusplus
 }

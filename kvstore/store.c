@@ -287,14 +287,13 @@ int dm_kv_flush(dm_kv *kv, int timeout_ms, dm_err *e)
     struct timespec until = in_ms(timeout_ms > 0 ? timeout_ms : 0);
     int rc = 0;
     pthread_mutex_lock(&kv->lock);
-    uint64_t ticket = kv->ticket, removal = kv->removal_no;
+    uint64_t ticket = kv->ticket, removal = kv->removal_no, stalls = kv->stalls;
     kv->flush_waiters++;
     pthread_cond_signal(&kv->work);
-    while (!kv->damaged && (kv->synced < ticket || kv->removal_done < removal))
-        if (pthread_cond_timedwait(&kv->done, &kv->lock, &until) == ETIMEDOUT) {
-            rc = DM_ETIMEDOUT;
-            break;
-        }
+    while (!rc && !kv->damaged && (kv->synced < ticket || kv->removal_done < removal)) {
+        if (kv->stalls != stalls) rc = DM_ENOSPC; /* it was tried meanwhile: waiting longer does not make room */
+        else if (pthread_cond_timedwait(&kv->done, &kv->lock, &until) == ETIMEDOUT) rc = DM_ETIMEDOUT;
+    }
     kv->flush_waiters--;
     bool full = kv->st.disk_full, damaged = kv->damaged;
     int64_t left = kv->st.queued_bytes;

@@ -12,6 +12,7 @@
  * logged, and it is tried again every RETRY_NS.  The queue is bounded, so nothing else has to happen meanwhile. */
 #include <errno.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <time.h>
 
 #include "kvstore/kv_int.h"
@@ -41,7 +42,7 @@ static int64_t tree_pages(const MDB_stat *st) { return (int64_t)(st->ms_branch_p
 
 static int write_begin(dm_kv *kv, kv_write *w)
 {
-    *w = (kv_write){ .kv = kv, .held = UINT64_MAX };
+    *w = (kv_write){ .kv = kv, .held = UINT64_MAX, .no = ++kv->write_no };
     int rc = dm_fault("kv.begin") ? ENOSPC : kv_txn_begin(kv, true, &w->txn);
     if (rc) return rc;
     MDB_val key = { 5, (void *)"store" }, val;
@@ -49,7 +50,7 @@ static int write_begin(dm_kv *kv, kv_write *w)
     rc = mdb_get(w->txn, kv->db[KV_DB_META], &key, &val); /* nothing is dirty yet, so this points into the map */
     if (!rc) w->map_base = kv_map_base(kv, &val);
     if (!rc) rc = mdb_env_info(kv->env, &info);
-    if (!rc) w->map_bytes = info.me_mapsize;
+    if (!rc) w->map_bytes = info.me_mapsize, w->pages_file = (int64_t)info.me_last_pgno + 1;
     key = (MDB_val){ 5, (void *)"clock" };
     if (!rc) rc = mdb_get(w->txn, kv->db[KV_DB_META], &key, &val);
     /* A lost clock starts again from zero: ages are wrong for a while, nothing else. */
@@ -150,6 +151,19 @@ static int rank_entry(kv_write *w, const kv_entry *en, kv_rank *r)
     return rc == MDB_NOTFOUND && state && !hangs_on_denied(w->kv, en) ? 0 : rc;
 }
 
+/* A cache does not take the last of a disk that others need, the journal of sessions among them: when the file would have to grow
+ * into the reserve, it does not.  Pages that are free inside the file may always be used. */
+#define DISK_KEEP_BYTES (64 << 20)
+static bool disk_short(const kv_write *w, int64_t pages)
+{
+    const dm_kv *kv = w->kv;
+    struct statvfs fs;
+    if (w->pages_file - w->pages_live - w->pages_index >= pages + kv->reserve_pages || statvfs(kv->dir, &fs) != 0) return false;
+    uint64_t unit = fs.f_frsize ? fs.f_frsize : fs.f_bsize, keep = (uint64_t)fs.f_blocks * unit / 8;
+    if (keep > DISK_KEEP_BYTES) keep = DISK_KEEP_BYTES;
+    return (uint64_t)fs.f_bavail * unit < keep + (uint64_t)pages * kv->page_bytes;
+}
+
 /* MDB_KEYEXIST: it is there, and young again; MDB_NOTFOUND: no room and nothing may be evicted for it. */
 static int put_entry(kv_write *w, const kv_entry *en, uint32_t uses)
 {
@@ -168,6 +182,7 @@ static int put_entry(kv_write *w, const kv_entry *en, uint32_t uses)
     if (!rc && behind) rc = behind;
     if (rc) return rc;
     uint32_t parts = (uint32_t)kv_parts(kv, en->n);
+    if (disk_short(w, (int64_t)parts * (int64_t)kv->extent_pages)) return ENOSPC; /* before anything is evicted in vain */
     rc = kv_evict_room(w, (int64_t)parts * (int64_t)kv->extent_pages, &rank);
     if (rc) return rc;
     rc = put_extents(w, en, parts);
@@ -333,6 +348,7 @@ static void settle_bad(dm_kv *kv, batch *b)
 static void stall(dm_kv *kv, int rc, int reader)
 {
     kv->retry_ns = dm_now_ns() + RETRY_NS;
+    kv->stalls++;
     if (kv->st.disk_full) return;
     kv->st.disk_full = true;
     if (rc == MDB_MAP_FULL && reader)
