@@ -15,7 +15,7 @@
  *
  * Runs.  A block put with its predecessor (and a state, whose last block is its predecessor) must never outlive what it hangs on, however
  * long the prompt is and whatever else is written meanwhile.  So
- *   E1  it is never of higher priority than its predecessor
+ *   E1  it is never of higher priority than its predecessor, nor used later
  *   E2  it has the age and the time of writing of its predecessor when that has not been used since it was written: one prompt is
  *       one run, spared as a whole as long as it grows (kv_run)
  *   E3  nothing is evicted for it that it may hang on: neither of its run, nor of a priority from the run's floor up; nor for others,
@@ -211,12 +211,13 @@ int kv_rank_behind(kv_write *w, const dm_hash *prev, bool state, kv_rank *r)
         r->most = ix.priority;
         r->uses_most = ix.uses;
         goes_on = ix.last_used <= ix.written; /* not used since */
-        r->age = goes_on ? ix.last_used : r->age < ix.priority ? r->age : ix.priority;
+        if (r->age > ix.last_used || goes_on) r->age = ix.last_used;
     }
     r->written = goes_on && is_run(ix.written) ? ix.written : run_start(w);
     kv_run *run = find_run(kv, r->written);
     if (!run) run = add_run(kv, r->written, r->most);
     run->latest = w->clock.bytes;
+    run->no = w->no;
     if (run->floor < w->held) w->held = run->floor;
     r->floor = run->floor;
     r->own = kv_priority(kv, r->age, 0);
@@ -241,6 +242,13 @@ static uint64_t least_floor(const kv_write *w, uint64_t recent)
         if (run->latest && run->latest + recent > w->clock.bytes && run->floor < least) least = run->floor;
     }
     return least;
+}
+
+/* Of a run that this transaction writes to. */
+static bool in_hand(const kv_write *w, const kv_index *ix)
+{
+    const kv_run *run = is_run(ix->written) ? find_run(w->kv, ix->written) : NULL;
+    return run && run->no == w->no;
 }
 
 /* ---- choosing -------------------------------------------------------------------------------------- */
@@ -287,7 +295,7 @@ static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB
     uint64_t recent = (uint64_t)kv->quota_pages * kv->page_bytes / 8, written = last_written(w, &ix);
     if (ix.priority >= r->floor || ix.priority >= (what == SPARE_NONE ? w->held : least_floor(w, recent))) return STOP;
     if (what == SPARE_NONE && ix.priority >= r->own) return STOP;
-    if (ix.seq >= w->seq_first || (is_run(ix.written) && written == w->clock.bytes)) return 0;
+    if (ix.seq >= w->seq_first || in_hand(w, &ix)) return 0;
     if (what != SPARE_NONE && written + recent > w->clock.bytes) return 0;
     if (what == SPARE_USED && ix.last_used + recent > w->clock.bytes) return 0;
     if (!doom(w, &k, what)) return 0;
