@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* 0 done · 1 agent or model error · 2 usage · 3 not found · 4 paused · 5 budget · 6 sandbox · 7 context full */
 int dm_exit_code(int err)
@@ -129,13 +130,25 @@ static const cmd commands[] = {
     { "chat", "", "talk to it, line by line", cmd_chat },
     { "sessions", "ls|show|rm", "list, read and remove sessions", cmd_sessions },
     { "kv", "stat|verify", "the stored KV: what there is, and whether it is sound", cmd_kv },
+    { "bench", "store", "measure: the store beside the disk and the memory it stands on", cmd_bench },
     { "model", "inspect|plan|verify|synth|tokenize|render", "look at model directories and check them", cmd_model },
     { "version", "", "print the version", cmd_version },
 };
 
+/* Descriptors 0 to 2 that the caller closed would be given to the first files that we open, and a stray write would
+ * land in one of those.  /dev/null stands in, for reading: then a write to a closed standard output still fails. */
+static void hold_standard_descriptors(void)
+{
+    int fd;
+    do fd = open("/dev/null", O_RDONLY);
+    while (fd >= 0 && fd <= 2);
+    if (fd > 2) close(fd);
+}
+
 int dm_main(int argc, char **argv)
 {
     dm_err e = { 0 };
+    hold_standard_descriptors();
     signal(SIGPIPE, SIG_IGN); /* a reader that has gone is an error of the write */
     const char *fault = getenv("DORMOUSE_FAULT");
     if (fault && dm_fault_arm(fault, &e) < 0) return cmd_fail(DM_EUSAGE, &e);

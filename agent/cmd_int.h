@@ -25,6 +25,7 @@ int cmd_run(int argc, char **argv);
 int cmd_chat(int argc, char **argv);
 int cmd_sessions(int argc, char **argv);
 int cmd_kv(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 int cmd_model(int argc, char **argv);
 
 /* An integer member for printf. */

@@ -18,7 +18,8 @@
  *       (queue_bytes_max) the oldest unwritten entry of least value is given up (counted), never the caller.
  *   K4  disk_bytes_max is never exceeded by more than one extent; nothing just written, pinned or being
  *       read is evicted; an entry larger than the quota is refused (DM_ELIMIT) and nothing is evicted for it.
- *   K5  Disk full, or the last eighth (64 MiB at most) of its disk reached, stops spilling with one warning, goes on serving, and starts again by itself.
+ *   K5  A full disk, or one of which only the last eighth (64 MiB at most) is left, stops spilling with one
+ *       warning; it goes on serving, and starts again by itself.
  *   K6  A hit is the minimum over its parts: a state counts only if all blocks before it are there.
  *
  * Threads: one dm_kv may be used from any threads at once.  find/read/put are short; read may block on
