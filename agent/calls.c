@@ -325,6 +325,13 @@ int calls_settle_unknown(dm_session *s, dm_err *e)
     return rc;
 }
 
+/* Settled before the client was there to hear it. */
+void calls_tell_unknown(dm_session *s)
+{
+    for (size_t i = 0; i < s->led.ncalls; i++)
+        if (s->led.calls[i].state == CALL_UNKNOWN) tell_result(s, &s->led.calls[i], 0);
+}
+
 /* ---- answers --------------------------------------------------------------------------------------------------------- */
 
 int dm_session_answer(dm_session *s, const char *call_id, bool allow, dm_err *e)

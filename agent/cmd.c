@@ -1,6 +1,9 @@
 /* cmd.c — the program's commands: the table, help, and what exit statuses mean. */
 #include "agent/cmd_int.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -155,5 +158,7 @@ int dm_main(int argc, char **argv)
     if (argc > 1 && (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V"))) return cmd_version(0, NULL);
     int status = cmd_dispatch(commands, DM_COUNT(commands), "", argc - 1, argv + 1);
     /* Everything was written without buffering; a full disk or a gone reader shows here. */
-    return status == 0 && out_write("", 0) < 0 ? 1 : status;
+    int rc = out_write("", 0);
+    if (rc < 0 && rc != DM_EPIPE) err_printf("dormouse: cannot write to standard output: %s\n", dm_err_text(rc));
+    return status == 0 && rc < 0 ? 1 : status;
 }

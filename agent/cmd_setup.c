@@ -149,7 +149,10 @@ static int open_model(setup *s, dm_err *e)
     if (!cache) return dm_err_set(e, DM_ENOMEM, "model", "out of memory");
     int rc = dm_mkdirs(cache, 0700, e);
     if (rc == 0) rc = dm_model_open(&s->model, s->model_dir, e);
-    if (rc == 0) rc = dm_tok_open(&s->tok, s->model_dir, e);
+    if (rc == 0) {
+        rc = dm_tok_open(&s->tok, s->model_dir, e);
+        if (rc == DM_ENOENT) rc = e->code = DM_EMODEL; /* the directory is there; it is incomplete */
+    }
     if (rc == 0 && dm_tok_vocab(s->tok) > dm_model_config(s->model)->vocab_size)
         rc = dm_err_set(e, DM_EMODEL, "model", "%s: tokenizer.json has ids up to %d but the weights know only %d; it belongs to another model", s->model_dir,
                         dm_tok_vocab(s->tok) - 1, dm_model_config(s->model)->vocab_size);

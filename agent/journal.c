@@ -14,16 +14,19 @@
  *   J4  Sequence numbers of a session run from 1 without a gap. */
 #include "agent/agent_int.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <lmdb.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define MAP_BYTES_FIRST ((size_t)16 << 20) /* address space; doubled when it is full, so that path is a common one */
 #define GROW_BYTES ((off_t)1 << 20)       /* the file's length moves in steps of this (J3) */
+#define DISK_FULL_BYTES (256u << 10)      /* less than this left: a failed write is a full disk */
 #define EVENT_SUM_BYTES 16
 #define EVENT_KEY_BYTES (DM_SESSION_ID_CHARS + 8)
 #define CLAIMS_MAX 64
@@ -48,6 +51,13 @@ static dm_journal *open_list;
 
 /* ---- LMDB's codes stop here -------------------------------------------------------------------- */
 
+/* A short write of LMDB comes as EIO; what is left of the disk tells the cause. */
+static bool disk_is_full(const dm_journal *j)
+{
+    struct statvfs fs;
+    return statvfs(j->env_dir, &fs) == 0 && (uint64_t)fs.f_bavail * fs.f_frsize < DISK_FULL_BYTES;
+}
+
 static int from_mdb(dm_err *e, int rc, const dm_journal *j, const char *doing)
 {
     switch (rc) {
@@ -61,6 +71,9 @@ static int from_mdb(dm_err *e, int rc, const dm_journal *j, const char *doing)
     case ENOMEM: return dm_err_set(e, DM_ENOMEM, "journal", "out of memory while %s", doing);
     default:
         if (rc < 0) return dm_err_set(e, DM_ESTORE, "journal", "%s: %s: %s", j->env_dir, doing, mdb_strerror(rc));
+        if (rc == ENOSPC || rc == EDQUOT || (rc == EIO && disk_is_full(j)))
+            return dm_err_set(e, DM_ENOSPC, "journal", "%s: %s: no space left on the disk; make room (kv/ beside it is a cache and may be deleted)",
+                              j->env_dir, doing);
         return dm_err_sys(e, rc, "journal", "%s: %s", j->env_dir, doing);
     }
 }
@@ -221,6 +234,26 @@ static int make_paths(dm_journal *j, const char *dir, dm_err *e)
     return rc < 0 ? rc : dm_mkdirs(j->lock_dir, 0700, e);
 }
 
+/* Sessions leave lock files.  Where those are and the journal is not, it was lost: an empty file is refused, since it was
+ * not made by us (a fresh one has no sessions beside it); a missing one is made anew, and said. */
+static int check_lost(const dm_journal *j, dm_err *e)
+{
+    struct stat st;
+    char *path = dm_path_join(j->env_dir, "data.mdb");
+    if (!path) return dm_err_set(e, DM_ENOMEM, "journal", "out of memory");
+    bool there = stat(path, &st) == 0, sessions = false;
+    dm_free(path);
+    if (there && st.st_size > 0) return 0;
+    DIR *d = opendir(j->lock_dir);
+    for (struct dirent *f; d && !sessions && (f = readdir(d));) sessions = f->d_name[0] != '.';
+    if (d) closedir(d);
+    if (!sessions) return 0;
+    if (there)
+        return dm_err_set(e, DM_ESTORE, "journal", "%s/data.mdb is empty although sessions were run here; restore it from a backup or move it away", j->env_dir);
+    dm_log(DM_LOG_WARN, "journal: %s/data.mdb is gone although sessions were run here; an empty one is begun", j->env_dir);
+    return 0;
+}
+
 int dm_journal_open(dm_journal **out, const char *dir, bool read_only, dm_err *e)
 {
     *out = NULL;
@@ -230,6 +263,7 @@ int dm_journal_open(dm_journal **out, const char *dir, bool read_only, dm_err *e
     long format = 0;
     int rc = make_paths(j, dir, e);
     if (rc == 0) rc = list_enter(j, e);
+    if (rc == 0) rc = check_lost(j, e);
     if (rc == 0) rc = from_mdb(e, mdb_env_create(&j->env), j, "creating the environment");
     if (rc == 0) rc = from_mdb(e, mdb_env_set_maxdbs(j->env, 4), j, "creating the environment");
     if (rc == 0) rc = from_mdb(e, mdb_env_set_mapsize(j->env, MAP_BYTES_FIRST), j, "reserving address space");

@@ -66,6 +66,7 @@ static int apply_tokens(ledger *l, const json_t *ev, dm_err *e)
     }
     l->rng = strtoull(json_str(ev, "rng"), NULL, 16);
     l->reply_open = prompt;
+    if (prompt) l->prompt_n = json_array_size(ids);
     if (prompt) drop_input(l);
     else l->turns++;
     return 0;

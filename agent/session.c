@@ -180,7 +180,6 @@ static int build_prompt(dm_session *s, dm_err *e)
                         (long long)total + 1, (long long)most);
     if (rc == 0) {
         bool first = s->led.ids.n == 0;
-        s->fig.new_tokens = (int64_t)ids.n;
         json_t *ev = event_tokens("prompt", ids.p, ids.n, s->led.rng, NULL);
         rc = session_record(s, &ev, 1, e);
         if (rc == 0 && first) s->anchor = session_find_anchor(s);
@@ -198,7 +197,7 @@ static void prepare_enter(dm_session *s)
     }
     if (s->run_turns >= max_turns(s)) {
         char text[96];
-        snprintf(text, sizeof text, "stopped after %lld turns", (long long)s->run_turns);
+        snprintf(text, sizeof text, "stopped after %lld turn%s", (long long)s->run_turns, s->run_turns == 1 ? "" : "s");
         settle(s, DM_EBUDGET, "error_max_turns", "max_turns", text);
         return;
     }
@@ -208,6 +207,7 @@ static void prepare_enter(dm_session *s)
     pager_begin_turn(&s->pager);
     /* An open prompt was journaled by a runtime that died: it is answered as it stands. */
     int rc = s->led.reply_open ? 0 : build_prompt(s, &err);
+    s->fig.new_tokens = (int64_t)s->led.prompt_n;
     dm_fault("turn.prompt");
     if (rc == DM_ECONTEXT) settle(s, rc, "error", "context", err.text);
     else if (rc < 0) settle_error(s, rc, &err);
@@ -643,6 +643,7 @@ static void begin_run(dm_session *s)
     dm_buf_clear(&s->content);
     uv_ref((uv_handle_t *)&s->wake); /* the engine's news keep the loop alive while the session runs */
     session_emit(s, DM_EV_INIT, s->id, strlen(s->id), stream_init(s));
+    calls_tell_unknown(s);
 }
 
 /* Text of a person or a file, fit for JSON and for a model: valid UTF-8 without NUL. */

@@ -114,6 +114,7 @@ void calls_cancel_runs(dm_session *s); /* what runs is told to end */
 int calls_give_up_waiting(dm_session *s, dm_err *e);
 /* After a crash: what was started becomes unknown. */
 int calls_settle_unknown(dm_session *s, dm_err *e);
+void calls_tell_unknown(dm_session *s);
 
 /* ---- policy.c ---- */
 typedef enum policy { POLICY_ALLOW, POLICY_ASK } policy;

@@ -205,7 +205,7 @@ int dm_opt_help(const dm_opt *table, size_t count, dm_buf *out)
         if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);
         snprintf(left, sizeof left, "  %s--%s%s%s", letter, o->name, *m ? " " : "", m);
         rc = dm_buf_printf(out, strlen(left) > 34 ? "%s\n%36s%s" : "%-36s%s%s", left, "", o->help);
-        if (rc == 0 && o->def && o->type != DM_OPT_FLAG) rc = dm_buf_printf(out, " (default %s)", o->def);
+        if (rc == 0 && o->def && *o->def && o->type != DM_OPT_FLAG) rc = dm_buf_printf(out, " (default %s)", o->def);
         if (rc == 0 && o->env) rc = dm_buf_printf(out, " [%s]", o->env);
         if (rc == 0) rc = dm_buf_byte(out, '\n');
     }

@@ -48,6 +48,7 @@ static dm_journal *filled(const char *dir)
     append(j, id_a, json_pack("{s:s,s:s,s:s}", "type", "created", "model", "m", "workspace", "/w"));
     append(j, id_a, json_pack("{s:s,s:s}", "type", "message", "text", "hello there\nsecond line"));
     append(j, id_b, json_pack("{s:s,s:s,s:s}", "type", "created", "model", "m", "workspace", "/w"));
+    for (int64_t t = dm_wall_ms(); dm_wall_ms() == t;) usleep(200); /* "last" goes by the millisecond */
     append(j, id_a, json_pack("{s:s,s:s,s:[iii]}", "type", "tokens", "what", "reply", "ids", 1, 2, 3));
     return j;
 }
