@@ -55,6 +55,8 @@ int claim_take(const char *dir, const char *session, int *fd, dm_err *e)
     if (ftruncate(*fd, 0) != 0 || pwrite(*fd, text, (size_t)n, 0) != n) {
         err = errno ? errno : EIO;
         claim_drop(*fd);
+        if (err == ENOSPC || err == EDQUOT)
+            return dm_err_set(e, DM_ENOSPC, "session", "no space left on the disk of %s; make room (kv/ beside it is a cache and may be deleted)", dir);
         return dm_err_sys(e, err, "session", "cannot write the lock of session %s", session);
     }
     return 0;

@@ -126,7 +126,9 @@ static void flush_work(uv_work_t *w)
 {
     dm_session *s = w->data;
     dm_err err = { 0 };
-    if (dm_kv_flush(s->pager.kv, FLUSH_TIMEOUT_MS, &err) < 0) dm_log(DM_LOG_WARN, "session %s: the store was not synced: %s", s->id, err.text);
+    int rc = dm_kv_flush(s->pager.kv, FLUSH_TIMEOUT_MS, &err);
+    /* A full disk was said by the store already, once. */
+    if (rc < 0) dm_log(rc == DM_ENOSPC ? DM_LOG_INFO : DM_LOG_WARN, "session %s: the store was not synced: %s", s->id, err.text);
 }
 
 static void flush_done(uv_work_t *w, int status)
@@ -605,8 +607,8 @@ static void settle_poll(dm_session *s)
     calls_end(s);
     int rc = record_result(s, &err);
     if (rc < 0) {
-        dm_log(DM_LOG_ERROR, "session %s: the result could not be journaled: %s", s->id, err.text);
-        if (s->out.code == 0) {
+        if (s->out.code != 0) dm_log(DM_LOG_ERROR, "session %s: the result could not be journaled: %s", s->id, err.text);
+        else {
             s->out = (outcome){ .code = rc, .subtype = "error", .stop_reason = "error" };
             snprintf(s->out.text, sizeof s->out.text, "%s", err.text);
         }
