@@ -2,6 +2,14 @@
  * our renderer writes from fitting arguments is ever in the way of the grammar.  DM_TEST_FULL: more of both. */
 #include "test_engine_grammar_kit.h"
 
+/* Under a sanitizer a mask takes ten times as long: fewer of them. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SLOWER 8
+#else
+#define SLOWER 1
+#endif
+#define COUNT(full, quick) (test_full() ? (full) : ((quick) + SLOWER - 1) / SLOWER)
+
 typedef struct rig {
     dm_tok *tok;
     dm_vocab *v;
@@ -194,13 +202,13 @@ static void random_blocks(const char *path, int blocks)
 static void random_logits_give_valid_calls_on_the_embedded_tokenizer(void **state)
 {
     (void)state;
-    random_blocks(TINY, test_full() ? 6000 : 700);
+    random_blocks(TINY, COUNT(6000, 700));
 }
 
 static void random_logits_give_valid_calls_on_the_published_tokenizer(void **state)
 {
     (void)state;
-    random_blocks(PUBLISHED, test_full() ? 400 : 25);
+    random_blocks(PUBLISHED, COUNT(400, 25));
 }
 
 /* ---- rendered calls ---- */
@@ -273,13 +281,13 @@ static void rendered_calls(const char *path, int turns)
 static void no_rendered_call_is_masked_on_the_embedded_tokenizer(void **state)
 {
     (void)state;
-    rendered_calls(TINY, test_full() ? 10000 : 700);
+    rendered_calls(TINY, COUNT(10000, 700));
 }
 
 static void no_rendered_call_is_masked_on_the_published_tokenizer(void **state)
 {
     (void)state;
-    rendered_calls(PUBLISHED, test_full() ? 400 : 25);
+    rendered_calls(PUBLISHED, COUNT(400, 25));
 }
 
 int main(void)
