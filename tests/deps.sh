@@ -4,7 +4,7 @@
 set -euo pipefail
 build=(gcc libc6-dev cmake ninja-build pkg-config libuv1-dev liblmdb-dev libcurl4-openssl-dev libjansson-dev libsodium-dev
     libxxhash-dev libpcre2-dev libseccomp-dev bubblewrap)
-tests=(libcmocka-dev python3 xz-utils git procps strace libubsan1 libasan8 libtsan2)
+tests=(libcmocka-dev python3 xz-utils git make sqlite3 procps strace libubsan1 libasan8 libtsan2)
 want=("${build[@]}")
 case "${1:-}" in
 build) ;;
