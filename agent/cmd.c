@@ -59,27 +59,6 @@ int cmd_parse(const char *usage, const char *what, const dm_opt *table, size_t n
 
 /* ---- dispatch --------------------------------------------------------------------------------------------- */
 
-/* Edit distance of short words; 99 for long ones. */
-static int distance(const char *a, const char *b)
-{
-    int row[24];
-    size_t na = strlen(a), nb = strlen(b);
-    if (na >= DM_COUNT(row) || nb >= DM_COUNT(row)) return 99;
-    for (size_t k = 0; k <= nb; k++) row[k] = (int)k;
-    for (size_t i = 1; i <= na; i++) {
-        int corner = row[0];
-        row[0] = (int)i;
-        for (size_t k = 1; k <= nb; k++) {
-            int best = corner + (a[i - 1] != b[k - 1]);
-            if (row[k] + 1 < best) best = row[k] + 1;
-            if (row[k - 1] + 1 < best) best = row[k - 1] + 1;
-            corner = row[k];
-            row[k] = best;
-        }
-    }
-    return row[nb];
-}
-
 static void print_commands(const cmd *table, size_t n, const char *prefix)
 {
     out_printf("Usage: dormouse %s%sCOMMAND …\n\nCommands:\n", prefix, *prefix ? " " : "");
@@ -97,7 +76,7 @@ static int unknown(const cmd *table, size_t n, const char *prefix, const char *w
     const cmd *near = NULL;
     int best = 3;
     for (size_t i = 0; i < n; i++) {
-        int d = distance(word, table[i].name);
+        int d = dm_text_distance(word, strlen(word), table[i].name, strlen(table[i].name));
         if (d < best) best = d, near = &table[i];
     }
     const char *gap = *prefix ? " " : "";

@@ -225,6 +225,7 @@ int cmd_run(int argc, char **argv)
     rc = take_prompt(&r, &res, &prompt, &have, &e);
     dm_free(res.args);
     if (rc == 0 && have) rc = without_nul(&prompt);
+    if (rc == 0 && have && !dm_utf8_valid(prompt.p, prompt.n)) err_printf("dormouse: the request is not UTF-8; the model sees U+FFFD for what is not text\n");
     if (rc == 0 && have && blank(&prompt)) rc = dm_err_set(&e, DM_EUSAGE, "run", "the request is empty; give it as an argument or on standard input");
     if (rc == 0) rc = setup_open(&r.s, &r.o.s, &e);
     if (rc == 0) rc = run_session(&r, have ? dm_buf_cstr(&prompt) : NULL, &e);

@@ -149,6 +149,10 @@ DM_API size_t dm_utf8_whole(const void *p, size_t n);
 /* Decodes one code point; returns its length 1..4, or 0 if the bytes there are not valid UTF-8. */
 DM_API size_t dm_utf8_next(const uint8_t *p, size_t n, uint32_t *cp);
 DM_API int dm_utf8_put(dm_buf *out, uint32_t cp);
+/* Bytes to put in, take out or replace to make one word of the other, for "did you mean".  Words longer than
+ * DM_TEXT_WORD are never near: INT_MAX. */
+#define DM_TEXT_WORD 32
+DM_API int dm_text_distance(const char *a, size_t na, const char *b, size_t nb);
 DM_API void dm_hex(char *out, const void *p, size_t n); /* out: 2n+1 bytes, lower case */
 DM_API bool dm_unhex(void *out, const char *hex, size_t n); /* reads exactly 2n digits */
 DM_API bool dm_str_prefix(const char *s, const char *prefix);

@@ -78,33 +78,12 @@ static int set_value(const dm_opt *o, void *dst, const char *from, const char *t
     }
 }
 
-/* Edit distance, small words only; for "did you mean". */
-static int distance(const char *a, const char *b)
-{
-    size_t na = strlen(a), nb = strlen(b);
-    if (na > 31 || nb > 31) return 99;
-    int row[32];
-    for (size_t j = 0; j <= nb; j++) row[j] = (int)j;
-    for (size_t i = 1; i <= na; i++) {
-        int diag = row[0];
-        row[0] = (int)i;
-        for (size_t j = 1; j <= nb; j++) {
-            int up = row[j], best = diag + (a[i - 1] != b[j - 1]);
-            if (up + 1 < best) best = up + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diag = up;
-            row[j] = best;
-        }
-    }
-    return row[nb];
-}
-
 static int unknown_option(const dm_opt *table, size_t count, const char *arg, dm_err *e)
 {
     const char *name = arg + strspn(arg, "-"), *near_name = NULL;
     int best = 3;
     for (size_t i = 0; i < count; i++) {
-        int d = table[i].help ? distance(name, table[i].name) : 99;
+        int d = table[i].help ? dm_text_distance(name, strlen(name), table[i].name, strlen(table[i].name)) : best;
         if (d < best) best = d, near_name = table[i].name;
     }
     if (near_name) return dm_err_set(e, DM_EUSAGE, "options", "unknown option %s; did you mean --%s?", arg, near_name);

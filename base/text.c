@@ -1,6 +1,7 @@
 /* UTF-8, hexadecimal and small text helpers. */
 #include "base.h"
 
+#include <limits.h>
 #include <string.h>
 
 /* Length that the lead byte announces; 0 for a byte that cannot lead. */
@@ -155,4 +156,23 @@ char *dm_bytes_text(char *out, size_t cap, uint64_t bytes)
     while (v >= 1024 && u + 1 < DM_COUNT(unit)) v /= 1024, u++;
     snprintf(out, cap, v < 10 && u ? "%.1f %s" : "%.0f %s", v, unit[u]);
     return out;
+}
+
+int dm_text_distance(const char *a, size_t na, const char *b, size_t nb)
+{
+    int row[DM_TEXT_WORD + 1];
+    if (na > DM_TEXT_WORD || nb > DM_TEXT_WORD) return INT_MAX;
+    for (size_t j = 0; j <= nb; j++) row[j] = (int)j;
+    for (size_t i = 1; i <= na; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= nb; j++) {
+            int up = row[j], best = diagonal + (a[i - 1] != b[j - 1]);
+            if (up + 1 < best) best = up + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            row[j] = best;
+            diagonal = up;
+        }
+    }
+    return row[nb];
 }

@@ -75,28 +75,6 @@ static lex dsml(cursor *c, tag *t)
 
 /* ---- the word ---- */
 
-/* Letters to put in, take out or replace, counted up to `most` + 1. */
-static int distance(const char *a, size_t na, const char *b, int most)
-{
-    enum { N = 24 };
-    int row[N + 1];
-    size_t nb = strlen(b);
-    if (na > N || nb > N) return most + 1;
-    for (size_t j = 0; j <= nb; j++) row[j] = (int)j;
-    for (size_t i = 1; i <= na; i++) {
-        int diagonal = row[0];
-        row[0] = (int)i;
-        for (size_t j = 1; j <= nb; j++) {
-            int up = row[j], best = diagonal + (a[i - 1] != b[j - 1]);
-            if (up + 1 < best) best = up + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            row[j] = best;
-            diagonal = up;
-        }
-    }
-    return row[nb];
-}
-
 static bool is_word(const char *w, size_t n, const char *want) { return n == strlen(want) && memcmp(w, want, n) == 0; }
 
 static bool classify(const char *w, size_t n, tag *t)
@@ -113,7 +91,7 @@ static bool classify(const char *w, size_t n, tag *t)
         return true;
     }
     for (size_t i = 0; i < DM_COUNT(words); i++) {
-        if (t->dialect == DIALECT_PLAIN || distance(w, n, words[i].word, words[i].slack) > words[i].slack) continue;
+        if (t->dialect == DIALECT_PLAIN || dm_text_distance(w, n, words[i].word, strlen(words[i].word)) > words[i].slack) continue;
         t->kind = words[i].kind;
         t->near_word = t->odd = true;
         return true;

@@ -14,9 +14,10 @@ static const int64_t edit_bytes_max = 16 << 20;
 
 void run_path_error(dm_tool_run *r, const char *name, int err) {
     switch (-err) {
+    case -DM_EFOREIGN: run_error(r, "%s is protected and cannot be changed by tools", name); return;
     case ENOENT: run_error(r, "no such file: %s", name); return;
     case EXDEV: run_error(r, "%s is outside the workspace", name); return;
-    case EROFS: run_error(r, "%s is protected and cannot be changed by tools", name); return;
+    case EROFS: run_error(r, "%s is on a read-only file system", name); return;
     case ENOTDIR: run_error(r, "no such file: %s (a part of the path is not a directory)", name); return;
     case EISDIR: run_error(r, "%s is a directory", name); return;
     case ELOOP: run_error(r, "%s goes through too many symbolic links", name); return;
@@ -190,7 +191,7 @@ static int target_existing(const workspace *w, const char *path, target *t) {
     close(fd);
     if (rc == 0 && S_ISDIR(t->st.st_mode)) rc = -EISDIR;
     if (rc == 0 && !S_ISREG(t->st.st_mode)) rc = -ENXIO;
-    if (rc == 0 && path_protected(real)) rc = -EROFS;
+    if (rc == 0 && path_protected(real)) rc = DM_EFOREIGN;
     if (rc == 0) rc = target_split(real, dir, sizeof dir, t->name, sizeof t->name);
     if (rc < 0) return rc;
     t->exists = true;
@@ -208,7 +209,7 @@ static int target_new(const workspace *w, const char *path, target *t) {
     rc = workspace_where(w, fd, real, sizeof real);
     if (rc == 0) {
         snprintf(full, sizeof full, "%s%s%s", real, real[0] ? "/" : "", t->name);
-        if (path_protected(full)) rc = -EROFS;
+        if (path_protected(full)) rc = DM_EFOREIGN;
         /* It did not open, yet the name is there: a link to nothing, perhaps to nothing outside. */
         else if (fstatat(fd, t->name, &st, AT_SYMLINK_NOFOLLOW) == 0) rc = S_ISLNK(st.st_mode) ? -ENXIO : -EAGAIN;
     }
@@ -269,7 +270,7 @@ static int target_write(const target *t, const char *p, size_t n) {
 
 static void write_error(dm_tool_run *r, const char *name, int rc) {
     if (rc == -ENXIO) run_error(r, "%s is a link to nothing or no regular file; it is left alone", name);
-    else if (rc == -EISDIR || rc == -EXDEV || rc == -EROFS || rc == -ELOOP) run_path_error(r, name, rc);
+    else if (rc == -EISDIR || rc == -EXDEV || rc == -EROFS || rc == DM_EFOREIGN || rc == -ELOOP) run_path_error(r, name, rc);
     else run_error(r, "%s cannot be written: %s", name, dm_err_text(rc));
 }
 

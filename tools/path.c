@@ -184,7 +184,7 @@ static int dir_make(const workspace *w, char *name, int depth) {
     if (rc == 0 && strlen(real) + strlen(last) + 2 < sizeof real) {
         const size_t n = strlen(real);
         snprintf(real + n, sizeof real - n, "%s%s", n ? "/" : "", last);
-        if (path_protected(real)) rc = -EROFS;
+        if (path_protected(real)) rc = DM_EFOREIGN;
     }
     if (rc == 0 && mkdirat(parent, last, 0777) != 0 && errno != EEXIST) rc = -errno;
     if (rc == 0) rc = open_beneath(parent, last, O_PATH | O_DIRECTORY | O_NOFOLLOW, 0);

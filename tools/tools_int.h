@@ -55,11 +55,11 @@ void workspace_close(workspace *w);
 /* Opens a name as the model wrote it; flags get O_CLOEXEC|O_NOCTTY|O_NONBLOCK.  A descriptor or -errno; -EXDEV: it
  * lies outside. */
 int workspace_at(const workspace *w, const char *name, int flags);
-/* The same for a directory that is made, with its parents, when missing. */
+/* The same for a directory that is made, with its parents, when missing; DM_EFOREIGN: the name is protected. */
 int workspace_dir_make(const workspace *w, const char *name);
 /* Where an open descriptor really lies, relative to the workspace ("" for itself); -EXDEV when outside. */
 int workspace_where(const workspace *w, int fd, char *out, size_t cap);
-/* A relative real path that nothing but its own program may write. */
+/* A relative real path that nothing but its own program may write (DM_EFOREIGN from what would). */
 bool path_protected(const char *relative);
 
 /* ---- runs ---------------------------------------------------------------------------------------------------------- */

@@ -1,6 +1,8 @@
 /* base: UTF-8, hexadecimal, buffers, hashes. */
 #include "tests/lib/testlib.h"
 
+#include <limits.h>
+
 static void valid_utf8_is_told_from_invalid(void **state)
 {
     (void)state;
@@ -131,6 +133,22 @@ static void sizes_are_written_for_people(void **state)
     assert_string_equal(dm_bytes_text(t, sizeof t, 938u * 1024), "938 KiB");
 }
 
+static int distance(const char *a, const char *b) { return dm_text_distance(a, strlen(a), b, strlen(b)); }
+
+static void distance_counts_letters_in_out_or_other(void **state)
+{
+    (void)state;
+    assert_int_equal(distance("", ""), 0);
+    assert_int_equal(distance("", "abc"), 3);
+    assert_int_equal(distance("kitten", "sitting"), 3);
+    assert_int_equal(distance("sitting", "kitten"), 3);
+    char word[DM_TEXT_WORD + 2];
+    memset(word, 'a', sizeof word);
+    assert_int_equal(dm_text_distance(word, DM_TEXT_WORD, word, DM_TEXT_WORD), 0);
+    assert_int_equal(dm_text_distance(word, DM_TEXT_WORD, "", 0), DM_TEXT_WORD);
+    assert_int_equal(dm_text_distance(word, DM_TEXT_WORD + 1, "a", 1), INT_MAX);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -142,6 +160,7 @@ int main(void)
         cmocka_unit_test(hashes_equal_published_vectors),
         cmocka_unit_test(a_failed_append_leaves_the_buffer_as_it_was),
         cmocka_unit_test(sizes_are_written_for_people),
+        cmocka_unit_test(distance_counts_letters_in_out_or_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

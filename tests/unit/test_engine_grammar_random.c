@@ -195,7 +195,7 @@ static void random_blocks(const char *path, int blocks)
         kit_set_free(&k);
     }
     printf("# %d of %d blocks did not end\n", open, blocks);
-    if (blocks >= 20) assert_true(open * 4 < blocks); /* of fewer one says nothing */ /* trees of required trees, mostly */
+    if (blocks >= 20) assert_true(open * 4 < blocks); /* trees of required trees, mostly; of fewer one says nothing */
     rig_close(&r);
 }
 
