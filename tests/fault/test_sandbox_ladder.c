@@ -22,7 +22,7 @@ static const char *script_file(const char *name, const char *text) {
 static void expect_refused(const char *bwrap, dm_sandbox_level level, const char *const *words) {
     dm_sandbox *s = (dm_sandbox *)1;
     dm_err e = {0};
-    const dm_sandbox_opts o = {.launcher = launcher_path(), .bwrap = bwrap, .level = level};
+    const dm_sandbox_opts o = {.launcher = test_launcher(), .bwrap = bwrap, .level = level};
     assert_err(DM_ESANDBOX, dm_sandbox_start(&s, &o, &e));
     assert_null(s);
     assert_null(strchr(e.text, '\n'));
@@ -45,7 +45,7 @@ static void a_missing_wrapper_is_told_with_the_way_out(void **state) {
     dm_err e = {0};
     char *path = strdup(getenv("PATH"));
     setenv("PATH", "/nowhere", 1);
-    const dm_sandbox_opts o = {.launcher = launcher_path(), .level = DM_SANDBOX_FULL};
+    const dm_sandbox_opts o = {.launcher = test_launcher(), .level = DM_SANDBOX_FULL};
     const int rc = dm_sandbox_start(&s, &o, &e);
     setenv("PATH", path, 1);
     free(path);
@@ -57,7 +57,7 @@ static void a_missing_wrapper_is_told_with_the_way_out(void **state) {
 static void a_wrapper_that_runs_the_command_bare_is_found_out(void **state) {
     (void)state;
     char text[2000];
-    snprintf(text, sizeof text, "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\nshift 2\nexec %s \"$@\"\n", launcher_path());
+    snprintf(text, sizeof text, "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\nshift 2\nexec %s \"$@\"\n", test_launcher());
     expect_refused(script_file("bwrap", text), DM_SANDBOX_FULL, (const char *const[]){"no pid namespace of its own", NULL});
 }
 
@@ -97,7 +97,7 @@ static void check_partial(dm_sandbox *s) {
     assert_int_equal(r.x.background, 2);
     ran_free(&r);
     assert_int_equal(processes_with("432.5"), 0);
-    const char *const argv[] = {"sh", "-c", marked("trap '' TERM; (setsid sleep 433.5 &) ; sleep 433.5; sleep 433.5"), NULL};
+    const char *const argv[] = {"sh", "-c", test_marked("trap '' TERM; (setsid sleep 433.5 &) ; sleep 433.5; sleep 433.5"), NULL};
     run_cmd(s, &(dm_sandbox_cmd){.argv = argv, .workspace = ws, .timeout_ms = 300}, &r);
     assert_true(r.x.timed_out);
     ran_free(&r);
@@ -109,7 +109,7 @@ static void q72_partial_is_had_only_when_it_is_accepted(void **state) {
     dm_sandbox *s;
     dm_err e = {0};
     const char *bwrap = script_file("bwrap", "#!/bin/sh\nexit 1\n");
-    const dm_sandbox_opts o = {.launcher = launcher_path(), .bwrap = bwrap, .level = DM_SANDBOX_PARTIAL};
+    const dm_sandbox_opts o = {.launcher = test_launcher(), .bwrap = bwrap, .level = DM_SANDBOX_PARTIAL};
     char *home = strdup(getenv("HOME") ? getenv("HOME") : "/");
     setenv("SOME_KEY", "x", 1);
     setenv("HOME", fresh_dir("home"), 1); /* whose entries may be read: not the place of this test's files */
@@ -142,7 +142,7 @@ static void without_a_proc_of_its_own_the_level_is_partial(void **state) {
              "#!/bin/sh\nif tr '\\0' '\\n' < /proc/self/fd/7 | grep -qx -- --proc; then echo \"bwrap: Can't mount proc on /newroot/proc: Operation not permitted\" >&2; exit 1; fi\n"
              "exec %s \"$@\"\n", real);
     const char *bwrap = script_file("bwrap", text);
-    const dm_sandbox_opts o = {.launcher = launcher_path(), .bwrap = bwrap, .level = DM_SANDBOX_PARTIAL};
+    const dm_sandbox_opts o = {.launcher = test_launcher(), .bwrap = bwrap, .level = DM_SANDBOX_PARTIAL};
     assert_ok_e(dm_sandbox_start(&s, &o, &e), e);
     assert_int_equal(dm_sandbox_level_of(s), DM_SANDBOX_PARTIAL);
     assert_non_null(strstr(dm_sandbox_report(s), "/proc is the machine's own"));
@@ -165,7 +165,7 @@ static void none_runs_bare_only_by_name_and_says_so(void **state) {
     dm_sandbox *s;
     dm_err e = {0};
     const char *ws = fresh_dir("ws");
-    const dm_sandbox_opts o = {.launcher = launcher_path(), .bwrap = "/no/such/bwrap", .level = DM_SANDBOX_NONE};
+    const dm_sandbox_opts o = {.launcher = test_launcher(), .bwrap = "/no/such/bwrap", .level = DM_SANDBOX_NONE};
     assert_ok_e(dm_sandbox_start(&s, &o, &e), e);
     assert_int_equal(dm_sandbox_level_of(s), DM_SANDBOX_NONE);
     assert_memory_equal(dm_sandbox_report(s), "none: ", 6);
@@ -208,7 +208,7 @@ static void s01_child(void *arg) {
     dm_err e = {0};
     (void)arg;
     deny_user_namespaces();
-    dm_sandbox_opts o = {.launcher = launcher_path(), .level = DM_SANDBOX_FULL};
+    dm_sandbox_opts o = {.launcher = test_launcher(), .level = DM_SANDBOX_FULL};
     if (dm_sandbox_start(&s, &o, &e) != DM_ESANDBOX) _exit(101);
     if (!strstr(e.text, "level full cannot be had") || !strstr(e.text, "allow")) {
         fprintf(stderr, "%s\n", e.text);
@@ -236,12 +236,12 @@ static void plain_user_child(void *arg) {
     if (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0) _exit(100);
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
     setenv("HOME", "/nonexistent", 1);
-    const dm_sandbox_opts o = {.launcher = launcher_path(), .level = DM_SANDBOX_FULL};
+    const dm_sandbox_opts o = {.launcher = test_launcher(), .level = DM_SANDBOX_FULL};
     if (dm_sandbox_start(&s, &o, &e) < 0) {
         fprintf(stderr, "%s\n", e.text);
         _exit(101);
     }
-    const char *const argv[] = {"sh", "-c", marked("id -u; echo x > f && cat f; echo x > /etc/x; setsid sleep 435.5 & exit 4"), NULL};
+    const char *const argv[] = {"sh", "-c", test_marked("id -u; echo x > f && cat f; echo x > /etc/x; setsid sleep 435.5 & exit 4"), NULL};
     dm_sandbox_proc p;
     ran r = {0};
     if (dm_sandbox_spawn(s, &(dm_sandbox_cmd){.argv = argv, .workspace = ws}, &p, &e) < 0) _exit(102);
@@ -251,7 +251,7 @@ static void plain_user_child(void *arg) {
         _exit(103);
     }
     ran_free(&r);
-    const char *const many[] = {"sh", "-c", marked("i=0; while [ $i -lt 300 ]; do sleep 436.5 & i=$((i+1)); done; wait"), NULL};
+    const char *const many[] = {"sh", "-c", test_marked("i=0; while [ $i -lt 300 ]; do sleep 436.5 & i=$((i+1)); done; wait"), NULL};
     if (dm_sandbox_spawn(s, &(dm_sandbox_cmd){.argv = many, .workspace = ws, .pids_max = 30}, &p, &e) < 0) _exit(104);
     collect(s, &p, &r);
     if (r.x.exit_code == 0 && !r.x.pids) _exit(105);
@@ -279,7 +279,7 @@ static void host_child(void *arg) {
     const host_arg *a = arg;
     dm_sandbox *s;
     dm_sandbox_proc p;
-    const dm_sandbox_opts o = {.launcher = launcher_path(), .level = a->level};
+    const dm_sandbox_opts o = {.launcher = test_launcher(), .level = a->level};
     const char *const argv[] = {"sh", "job", NULL};
     if (dm_sandbox_start(&s, &o, NULL) < 0 || dm_sandbox_spawn(s, &(dm_sandbox_cmd){.argv = argv, .workspace = a->ws}, &p, NULL) < 0) _exit(100);
     pause();
@@ -442,7 +442,7 @@ static real_launcher launcher_alone(void) {
     if (pid == 0) {
         if (pair[1] == 3) fcntl(3, F_SETFD, 0);
         else dup2(pair[1], 3);
-        execl(launcher_path(), "dormouse-sandbox", "serve", (char *)NULL);
+        execl(test_launcher(), "dormouse-sandbox", "serve", (char *)NULL);
         _exit(100);
     }
     close(pair[1]);

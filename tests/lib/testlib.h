@@ -24,6 +24,14 @@ void test_skip(const char *why);
 /* path under tests/data; the result is static storage, four deep. */
 const char *test_data(const char *name);
 
+/* The launcher of this build. */
+const char *test_launcher(void);
+/* Writes text to dir/name, with the folders that it needs. */
+void test_put(const char *dir, const char *name, const char *text);
+/* "sleep 438.5" -> "sleep 438.<pid>5": a mark by which processes of this run alone are found, when others run beside it.  A child
+ * made by fork keeps the mark of the program.  Static storage of the thread, sixteen deep. */
+const char *test_marked(const char *text);
+
 #define assert_ok(expr)                                                                             \
     do {                                                                                            \
         int rc_ = (expr);                                                                           \

@@ -15,31 +15,6 @@
 #include "sandbox/sandbox.h"
 #include "tests/lib/testlib.h"
 
-/* Children made by fork keep the mark of the program. */
-static pid_t mark_pid;
-__attribute__((constructor)) static void mark_set(void) { mark_pid = getpid(); }
-
-/* "sleep 438.5" -> "sleep 438.<pid>5": a mark by which processes of this run alone are found, when others run beside it. */
-static inline const char *marked(const char *text) {
-    static _Thread_local char out[16][8192];
-    static _Thread_local int turn;
-    char *to = out[turn++ % 16];
-    size_t n = 0;
-    for (const char *at = text; *at && n + 32 < sizeof out[0];) {
-        const bool mark = at - text >= 3 && at[0] == '.' && at[1] == '5' && at[-1] >= '0' && at[-1] <= '9' && at[-2] >= '0' && at[-2] <= '9' && at[-3] >= '3' && at[-3] <= '4';
-        if (mark) {
-            n += (size_t)snprintf(to + n, sizeof out[0] - n, ".%d5", (int)mark_pid);
-            at += 2;
-        } else {
-            to[n++] = *at++;
-        }
-    }
-    to[n] = 0;
-    return to;
-}
-
-static inline const char *launcher_path(void) { return DM_BUILD_DIR "/dormouse-sandbox"; }
-
 /* A fresh directory beneath the scratch directory. */
 static inline const char *fresh_dir(const char *name) {
     static char path[8][600];
@@ -54,7 +29,7 @@ static inline const char *fresh_dir(const char *name) {
 static inline dm_sandbox *sandbox_up(dm_sandbox_level level, const char *const *hide) {
     dm_sandbox *s = NULL;
     dm_err e = {0};
-    const dm_sandbox_opts o = {.launcher = launcher_path(), .level = level, .hide = hide};
+    const dm_sandbox_opts o = {.launcher = test_launcher(), .level = level, .hide = hide};
     assert_ok_e(dm_sandbox_start(&s, &o, &e), e);
     return s;
 }
@@ -114,7 +89,7 @@ static inline void run_cmd(dm_sandbox *s, const dm_sandbox_cmd *c, ran *r) {
 }
 
 static inline void run_sh(dm_sandbox *s, const char *ws, const char *script, ran *r) {
-    const char *const argv[] = {"sh", "-c", marked(script), NULL};
+    const char *const argv[] = {"sh", "-c", test_marked(script), NULL};
     const dm_sandbox_cmd c = {.argv = argv, .workspace = ws, .timeout_ms = 60000};
     run_cmd(s, &c, r);
 }
@@ -129,17 +104,7 @@ static inline void expect_sh(dm_sandbox *s, const char *ws, const char *script, 
     ran_free(&r);
 }
 
-static inline void put_file(const char *dir, const char *name, const char *content) {
-    const char *text = marked(content);
-    char path[1300];
-    dm_err e = {0};
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    char *slash = strrchr(path, '/');
-    *slash = 0;
-    assert_ok_e(dm_mkdirs(path, 0755, &e), e);
-    *slash = '/';
-    assert_ok_e(dm_file_write_atomic(path, text, strlen(text), 0644, &e), e);
-}
+static inline void put_file(const char *dir, const char *name, const char *content) { test_put(dir, name, test_marked(content)); }
 
 /* Every name beneath dir, sorted, one a line. */
 static inline char *listing(const char *dir) {
@@ -156,7 +121,7 @@ static inline char *listing(const char *dir) {
 
 /* Processes anywhere on the machine whose command line holds the marker. */
 static inline int processes_with(const char *mark) {
-    const char *marker = marked(mark);
+    const char *marker = test_marked(mark);
     int count = 0;
     DIR *d = opendir("/proc");
     for (struct dirent *it; (it = readdir(d));) {

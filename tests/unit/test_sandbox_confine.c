@@ -576,7 +576,7 @@ static void commands_side_by_side_share_placeholders(void **state) {
 static void placeholders_that_a_crash_left_are_taken_over(void **state) {
     (void)state;
     ran r;
-    const char *const argv[] = {"sleep", marked("421.5"), NULL};
+    const char *const argv[] = {"sleep", test_marked("421.5"), NULL};
     dm_sandbox_proc p;
     char *before = listing(ws), path[700];
     assert_ok(dm_sandbox_spawn(s, &(dm_sandbox_cmd){.argv = argv, .workspace = ws}, &p, NULL));

@@ -160,7 +160,7 @@ static void whole_system_directories_are_no_workspace(void **state) {
 static void a_time_out_ends_every_process(void **state) {
     (void)state;
     ran r;
-    const char *const argv[] = {"sh", "-c", marked("echo before; sleep 411.5 & (setsid sleep 411.5 &) ; sleep 411.5"), NULL};
+    const char *const argv[] = {"sh", "-c", test_marked("echo before; sleep 411.5 & (setsid sleep 411.5 &) ; sleep 411.5"), NULL};
     run_cmd(s, &(dm_sandbox_cmd){.argv = argv, .workspace = ws, .timeout_ms = 300}, &r);
     assert_true(r.x.timed_out);
     assert_string_equal(r.out, "before\n");
@@ -223,7 +223,7 @@ static void memory_files_count_too(void **state) {
 static void the_number_of_processes_is_bounded(void **state) {
     (void)state;
     ran r;
-    const char *const argv[] = {"sh", "-c", marked("i=0; while [ $i -lt 500 ]; do sleep 414.5 & i=$((i+1)); done; wait"), NULL};
+    const char *const argv[] = {"sh", "-c", test_marked("i=0; while [ $i -lt 500 ]; do sleep 414.5 & i=$((i+1)); done; wait"), NULL};
     run_cmd(s, &(dm_sandbox_cmd){.argv = argv, .workspace = ws, .pids_max = 40, .timeout_ms = 60000}, &r);
     /* As root by watching; as a plain user the kernel refuses the fork, and the shell gives up. */
     assert_true(r.x.pids || r.x.exit_code != 0);
@@ -335,7 +335,7 @@ static void q13_the_launcher_keeps_nothing_after_300_commands(void **state) {
     for (int i = 0; i < n; i++) {
         ran r;
         dm_sandbox_proc p;
-        const char *const argv[] = {"sh", "-c", i % 2 ? marked("sleep 415.5 & sleep 415.5") : "exit 3", NULL};
+        const char *const argv[] = {"sh", "-c", i % 2 ? test_marked("sleep 415.5 & sleep 415.5") : "exit 3", NULL};
         assert_ok(dm_sandbox_spawn(s, &(dm_sandbox_cmd){.argv = argv, .workspace = ws}, &p, NULL));
         if (i % 2) assert_ok(dm_sandbox_kill(s, p.id));
         collect(s, &p, &r);
@@ -356,7 +356,7 @@ static void too_many_at_once_is_refused(void **state) {
     (void)state;
     dm_sandbox_proc p[257];
     int n = 0, rc = 0;
-    const char *const argv[] = {"sleep", marked("416.5"), NULL};
+    const char *const argv[] = {"sleep", test_marked("416.5"), NULL};
     while (n < 257 && (rc = dm_sandbox_spawn(s, &(dm_sandbox_cmd){.argv = argv, .workspace = ws}, &p[n], NULL)) == 0) n++;
     assert_int_equal(rc, DM_EBUSY);
     assert_int_equal(n, 256);

@@ -21,7 +21,7 @@ static int teardown(void **state) {
 
 /* Processes anywhere on the machine whose command line holds the marker. */
 static int processes_with(const char *mark) {
-    const char *marker = marked(mark);
+    const char *marker = test_marked(mark);
     int count = 0;
     DIR *d = opendir("/proc");
     for (struct dirent *it; (it = readdir(d));) {
@@ -181,7 +181,7 @@ static void q25_the_whole_output_can_be_read_by_the_model(void **state) {
     call_run(&g, &d, "write", args);
     assert_true(d.r.is_error);
     call_free(&d);
-    rig_put(g.spill, "journal", "SECRET\n");
+    test_put(g.spill, "journal", "SECRET\n");
     snprintf(args, sizeof args, "{\"path\":\"%s/journal\"}", g.spill);
     call_run(&g, &d, "read", args);
     assert_true(d.r.is_error);
@@ -304,7 +304,7 @@ static void q23_q53_a_batch_gives_each_its_own_result(void **state) {
     (void)state;
     enum { N = 20 };
     call c[N];
-    rig_put(g.ws, "f", "text\n");
+    test_put(g.ws, "f", "text\n");
     for (int i = 0; i < N; i++) {
         char args[64];
         snprintf(args, sizeof args, "{\"command\":\"echo %d; exit %d\"}", i, i % 2);

@@ -12,11 +12,11 @@ static rig g;
 static int setup(void **state) {
     (void)state;
     rig_open(&g, -1, NULL);
-    rig_put(g.ws, "config/server.ini", "# server\nport = 4817\nhost = bay\n");
-    rig_put(g.ws, "notes/plan.md", "# Plan\nfix the pump\n");
-    rig_put(g.ws, "README.md", "hello\n");
-    rig_put(g.ws, "src/tides.c", "int high_water = 3;\nint low;\nreturn high_water;\n");
-    rig_put(g.outside, "x", "secret\n");
+    test_put(g.ws, "config/server.ini", "# server\nport = 4817\nhost = bay\n");
+    test_put(g.ws, "notes/plan.md", "# Plan\nfix the pump\n");
+    test_put(g.ws, "README.md", "hello\n");
+    test_put(g.ws, "src/tides.c", "int high_water = 3;\nint low;\nreturn high_water;\n");
+    test_put(g.outside, "x", "secret\n");
     return 0;
 }
 
@@ -38,9 +38,9 @@ static void read_gives_the_lines_as_they_are(void **state) {
     expect(&g, "read", "{\"path\":\"config/server.ini\",\"limit\":1}", "# server");
     expect(&g, "read", "{\"path\":\"./config/../config/server.ini\",\"limit\":1}", "# server");
     expect(&g, "read", "{\"path\":\"config/server.ini\",\"offset\":9}", "error: config/server.ini has only 3 lines");
-    rig_put(g.ws, "empty", "");
+    test_put(g.ws, "empty", "");
     expect(&g, "read", "{\"path\":\"empty\"}", "");
-    rig_put(g.ws, "open", "no end");
+    test_put(g.ws, "open", "no end");
     expect(&g, "read", "{\"path\":\"open\"}", "no end");
 }
 
@@ -70,7 +70,7 @@ static void write_keeps_the_mode_and_leaves_no_temporary_file(void **state) {
     char path[1100];
     struct stat st;
     path_of(path, "run.sh");
-    rig_put(g.ws, "run.sh", "old");
+    test_put(g.ws, "run.sh", "old");
     assert_int_equal(chmod(path, 0751), 0);
     expect(&g, "write", "{\"path\":\"run.sh\",\"content\":\"new\"}", "Wrote 3 bytes to run.sh");
     assert_int_equal(stat(path, &st), 0);
@@ -80,7 +80,7 @@ static void write_keeps_the_mode_and_leaves_no_temporary_file(void **state) {
 
 static void a_write_that_fails_leaves_the_old_content(void **state) {
     (void)state;
-    rig_put(g.ws, "keep", "old");
+    test_put(g.ws, "keep", "old");
     assert_ok(dm_fault_arm("tools.rename=fail", NULL));
     call c;
     call_run(&g, &c, "write", "{\"path\":\"keep\",\"content\":\"new\"}");
@@ -111,7 +111,7 @@ static void edit_wants_one_place_or_all(void **state) {
 
 static void edit_keeps_crlf_files_crlf(void **state) {
     (void)state;
-    rig_put(g.ws, "dos.txt", "one\r\ntwo\r\nthree\r\n");
+    test_put(g.ws, "dos.txt", "one\r\ntwo\r\nthree\r\n");
     expect(&g, "read", "{\"path\":\"dos.txt\"}", "one\ntwo\nthree");
     expect(&g, "edit", "{\"path\":\"dos.txt\",\"old\":\"one\\ntwo\\n\",\"new\":\"1\\n2\\n\"}", "Edited dos.txt: 1 replacement");
     char *text = rig_get(g.ws, "dos.txt");
@@ -131,17 +131,17 @@ static void glob_lists_sorted_paths(void **state) {
     expect(&g, "glob", "{\"pattern\":\"[x\"}", "error: \"[x\" is not a valid pattern: a bracket is not closed");
     expect(&g, "glob", "{\"pattern\":\"../*\"}", "error: ../* is outside the workspace");
     expect(&g, "glob", "{\"pattern\":\"*.md\",\"path\":\"notes\"}", "notes/plan.md");
-    rig_put(g.ws, "a-b", "");
-    rig_put(g.ws, "a/c", "");
-    rig_put(g.ws, "a.c", "");
+    test_put(g.ws, "a-b", "");
+    test_put(g.ws, "a/c", "");
+    test_put(g.ws, "a.c", "");
     expect(&g, "glob", "{\"pattern\":\"{a*,a/*}\"}", "a-b\na.c\na/c");
 }
 
 static void hidden_files_are_listed_only_when_asked_for(void **state) {
     (void)state;
-    rig_put(g.ws, ".env", "K=1\n");
-    rig_put(g.ws, ".git/config", "high_water");
-    rig_put(g.ws, ".github/ci.yml", "high_water\n");
+    test_put(g.ws, ".env", "K=1\n");
+    test_put(g.ws, ".git/config", "high_water");
+    test_put(g.ws, ".github/ci.yml", "high_water\n");
     expect(&g, "glob", "{\"pattern\":\"*env\"}", "No files found");
     expect(&g, "glob", "{\"pattern\":\".env\"}", ".env");
     expect(&g, "glob", "{\"pattern\":\".g*/*\"}", ".github/ci.yml");
@@ -181,7 +181,7 @@ static void grep_skips_binary_files_and_shortens_long_lines(void **state) {
 
 static void a_pattern_that_explodes_is_stopped(void **state) {
     (void)state;
-    rig_put(g.ws, "evil", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\n");
+    test_put(g.ws, "evil", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\n");
     expect(&g, "grep", "{\"pattern\":\"^(a+)+$\",\"path\":\"evil\"}", "No matches found\n[the pattern was too complex for 1 lines]");
 }
 
@@ -227,7 +227,7 @@ static void a_binary_file_is_refused_with_its_size(void **state) {
 
 static void file_text_is_mended_for_the_model(void **state) {
     (void)state;
-    rig_put(g.ws, "odd", "a\033[31mred\033[0m\xff" "c\n");
+    test_put(g.ws, "odd", "a\033[31mred\033[0m\xff" "c\n");
     expect(&g, "read", "{\"path\":\"odd\"}", "ared\xef\xbf\xbd" "c");
 }
 
@@ -386,7 +386,7 @@ static void q75_names_that_others_obey_are_refused(void **state) {
                                         ".mcp.json",             ".vscode/tasks.json", ".idea/workspace.xml", ".dormouse/plugins.json", "src/../.mcp.json",
                                         "gitlink/hooks/x",       ".git"};
     char args[256], want[256], link[1100];
-    rig_put(g.ws, ".git/HEAD", "ref: refs/heads/main\n");
+    test_put(g.ws, ".git/HEAD", "ref: refs/heads/main\n");
     path_of(link, "gitlink");
     assert_int_equal(symlink(".git", link), 0);
     for (size_t i = 0; i < DM_COUNT(names) - 1; i++) {
@@ -422,7 +422,7 @@ static void racer(void *arg) {
 static void a_swapped_link_never_leads_out(void **state) {
     (void)state;
     uv_thread_t thread;
-    rig_put(g.ws, "race.real/hostname", "inside\n");
+    test_put(g.ws, "race.real/hostname", "inside\n");
     atomic_store(&racing, true);
     assert_int_equal(uv_thread_create(&thread, racer, g.ws), 0);
     int good = 0;

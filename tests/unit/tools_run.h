@@ -16,43 +16,6 @@ typedef struct rig {
     char ws[512], spill[512], outside[512];
 } rig;
 
-/* Children made by fork keep the mark of the program. */
-static pid_t mark_pid;
-__attribute__((constructor)) static void mark_set(void) { mark_pid = getpid(); }
-
-/* "sleep 438.5" -> "sleep 438.<pid>5": a mark by which processes of this run alone are found, when others run beside it. */
-static inline const char *marked(const char *text) {
-    static _Thread_local char out[16][8192];
-    static _Thread_local int turn;
-    char *to = out[turn++ % 16];
-    size_t n = 0;
-    for (const char *at = text; *at && n + 32 < sizeof out[0];) {
-        const bool mark = at - text >= 3 && at[0] == '.' && at[1] == '5' && at[-1] >= '0' && at[-1] <= '9' && at[-2] >= '0' && at[-2] <= '9' && at[-3] >= '3' && at[-3] <= '4';
-        if (mark) {
-            n += (size_t)snprintf(to + n, sizeof out[0] - n, ".%d5", (int)mark_pid);
-            at += 2;
-        } else {
-            to[n++] = *at++;
-        }
-    }
-    to[n] = 0;
-    return to;
-}
-
-/* The launcher of this build. */
-static inline const char *rig_launcher(void) { return DM_BUILD_DIR "/dormouse-sandbox"; }
-
-static inline void rig_put(const char *dir, const char *name, const char *text) {
-    char path[1200];
-    dm_err e = {0};
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    char *slash = strrchr(path, '/');
-    *slash = 0;
-    assert_ok_e(dm_mkdirs(path, 0755, &e), e);
-    *slash = '/';
-    assert_ok_e(dm_file_write_atomic(path, text, strlen(text), 0644, &e), e);
-}
-
 static inline char *rig_get(const char *dir, const char *name) {
     char path[1200];
     dm_buf b = {0};
@@ -78,7 +41,7 @@ static inline void rig_open(rig *g, int level, const dm_tools_opts *more) {
     assert_ok_e(dm_mkdirs(g->spill, 0755, &e), e);
     if (level >= 0) {
         const char *const hide[] = {g->spill, NULL};
-        const dm_sandbox_opts so = {.launcher = rig_launcher(), .level = (dm_sandbox_level)level, .hide = hide};
+        const dm_sandbox_opts so = {.launcher = test_launcher(), .level = (dm_sandbox_level)level, .hide = hide};
         assert_ok_e(dm_sandbox_start(&g->sandbox, &so, &e), e);
     }
     assert_int_equal(uv_loop_init(&g->loop), 0);
@@ -119,7 +82,7 @@ static inline void call_start(rig *g, call *c, const char *name, const char *arg
     json_t *checked = NULL;
     char *text = NULL;
     *c = (call){0};
-    args = marked(args);
+    args = test_marked(args);
     if (dm_tools_check(g->tools, name, args, &checked, &text, &e) < 0) fail_msg("%s %s: %s", name, args, text ? text : e.text);
     assert_ok_e(dm_tools_start(g->tools, name, checked, call_done, c, &c->run, &e), e);
     json_decref(checked);
