@@ -207,6 +207,13 @@ static void run_plan(const char *model, int64_t n, int ncuts, uint64_t seed)
     in_child(reader, &p, 1);
 }
 
+/* A sanitizer watches the manners of the few cuts that it has time for. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { QUICK_LENGTH = 300, QUICK_CUTS = 4 };
+#else
+enum { QUICK_LENGTH = 700, QUICK_CUTS = 12 };
+#endif
+
 static void a_random_model_resumes_in_another_process_to_the_bit(void **state)
 {
     (void)state;
@@ -218,13 +225,13 @@ static void a_random_model_resumes_in_another_process_to_the_bit(void **state)
     uint64_t s = test_seed();
     if (test_full())
         for (int i = 0; i < 8; i++) run_plan(model, 300 + (int64_t)(dm_splitmix64(&s) % 1201), 25, dm_splitmix64(&s));
-    else run_plan(model, 700, 12, s);
+    else run_plan(model, QUICK_LENGTH, QUICK_CUTS, s);
 }
 
 static void the_embedded_model_resumes_in_another_process_to_the_bit(void **state)
 {
     (void)state;
-    run_plan(DM_SOURCE_DIR "/examples/models/tiny", test_full() ? 1500 : 600, test_full() ? 40 : 10, test_seed() + 1);
+    run_plan(DM_SOURCE_DIR "/examples/models/tiny", test_full() ? 1500 : QUICK_LENGTH, test_full() ? 40 : QUICK_CUTS, test_seed() + 1);
 }
 
 int main(void)
