@@ -60,6 +60,8 @@ typedef struct setup_opts {
     bool kv, yes, ask, verbose, grammar;
 } setup_opts;
 
+#define CMD_ISAS "scalar|avx2|avx512|amx" /* all that any build has; what this processor lacks is refused when it is asked for */
+
 /* Options that every command with a model has; first member of its struct must be setup_opts. */
 #define SETUP_OPTIONS                                                                                                                   \
     { "workspace", 'C', DM_OPT_STR, offsetof(setup_opts, workspace), .metavar = "DIR", .help = "directory that the tools work in; default: the current one" },  \
@@ -72,7 +74,7 @@ typedef struct setup_opts {
     { "sandbox", 0, DM_OPT_ENUM, offsetof(setup_opts, sandbox), .def = "full", .choices = "full|partial|none", .help = "least confinement of commands" },  \
     { "numerics", 0, DM_OPT_ENUM, offsetof(setup_opts, numerics), .def = "fast", .choices = "fast|exact|plain", .help = "numeric path" }, \
     { "threads", 0, DM_OPT_INT, offsetof(setup_opts, threads), .def = "0", .min = 0, .max = 1024, .help = "of the model; 0: one per core" },   \
-    { "isa", 0, DM_OPT_STR, offsetof(setup_opts, isa), .metavar = "NAME", .help = "instruction set; default: the best there is" },           \
+    { "isa", 0, DM_OPT_ENUM, offsetof(setup_opts, isa), .choices = CMD_ISAS, .help = "instruction set; default: the best there is" },       \
     { "ctx-tokens", 0, DM_OPT_INT, offsetof(setup_opts, ctx_tokens), .def = "0", .min = 0, .max = 1 << 24, .help = "context at most; 0: the model's" }, \
     { "kv", 0, DM_OPT_FLAG, offsetof(setup_opts, kv), .def = "1", .help = "keep KV blocks in RAM and on disk (--no-kv: do not)" },         \
     { "kv-bytes", 0, DM_OPT_BYTES, offsetof(setup_opts, kv_bytes), .def = "16G", .help = "disk for stored KV at most" },                    \

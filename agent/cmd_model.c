@@ -118,7 +118,7 @@ static int model_verify(int argc, char **argv)
         { "numerics", 0, DM_OPT_ENUM, offsetof(model_opts, numerics), .def = "exact", .choices = "exact|plain|fast", .help = "numeric path" },
         { "chunk", 0, DM_OPT_INT, offsetof(model_opts, chunk), .def = "0", .min = 0, .max = 1 << 20, .help = "rows per step; 0: whole" },
         { "threads", 0, DM_OPT_INT, offsetof(model_opts, threads), .def = "0", .min = 0, .max = 1024, .help = "0: one per core" },
-        { "isa", 0, DM_OPT_STR, offsetof(model_opts, isa), .metavar = "NAME", .help = "instruction set; default: the best there is" }, HELP };
+        { "isa", 0, DM_OPT_ENUM, offsetof(model_opts, isa), .choices = CMD_ISAS, .help = "instruction set; default: the best there is" }, HELP };
     static const char usage[] = "model verify [OPTIONS] DIR --vectors FILE…";
     model_opts o;
     dm_opt_result res;
