@@ -1,6 +1,7 @@
 /* forward_int.h — the CPU forward pass: its structs and the calls between its files.
  *
- *   forward.c        creation, sizes, scratch memory, the step
+ *   forward.c        creation, the step
+ *   forward_size.c   sizes of everything, from configuration and options
  *   forward_phase.c  a phase: groups of equal tasks, run on the workers
  *   forward_attn.c   attention sublayer: projections, compressors, indexer, attention, output
  *   forward_ffn.c    router, experts, shared expert
@@ -113,6 +114,7 @@ struct fwd {
     const model_weights *w;
     const dm_kernels *k;
     dm_numerics numerics;
+    int threads;           /* of a step, the caller's included */
     bool round;            /* reference rounding: fast and exact */
     kern_out kind;         /* rounding of a linear's output */
     size_t row_bytes, key_bytes;
@@ -203,6 +205,14 @@ void fwd_block(fwd *f, const fwd_layer *l);             /* a whole layer */
  * leaves f->head_x and f->logits. */
 void fwd_head(fwd *f, const model_hc *hc, const uint16_t *norm, const int32_t *rows, int n);
 void fwd_angles(fwd *f); /* cos and sin of all rows */
+
+/* ---- sizes: forward_size.c ----------------------------------------------------------------------------- */
+
+/* From f->c and the options: kernels, numerics id, limits, f->layer (owned; its weights are still unset) and all sizes. */
+int fwd_shape(fwd *f, const dm_forward_opts *o, dm_err *e);
+/* Points the arrays of a step into the arena and returns its bytes; NULL: only counts (the pointers are then no use). */
+size_t fwd_lay_out(fwd *f, void *arena);
+size_t fwd_scratch_bytes(fwd *f); /* of one worker */
 
 uint8_t *seq_window_row(const dm_fseq *s, const fwd_layer *l, int64_t pos);
 uint8_t *seq_entry(const dm_fseq *s, const fwd_layer *l, int64_t j);
