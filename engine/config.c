@@ -132,6 +132,7 @@ static int read_tables(dm_config *c, const json_t *o, dm_err *e) {
 
 static int check_type(const json_t *o, dm_err *e) {
     const char *type = json_string_value(json_object_get(o, "model_type"));
+    if (!type) type = json_string_value(json_object_get(json_object_get(o, "text_config"), "model_type")); /* with a vision tower */
     if (!type) return dm_err_set(e, DM_EMODEL, WHERE, "model_type is missing: this is not a model's config.json");
     if (dm_str_prefix(type, "deepseek_v41") || dm_str_prefix(type, "deepseek_v4_1"))
         return dm_err_set(e, DM_EMODEL, WHERE,
@@ -156,11 +157,12 @@ static int check_words(const json_t *o, dm_err *e) {
     return read_int(o, "num_key_value_heads", 1, 1, 1, &heads, e);
 }
 
-/* quantization_config may be absent (the tensors say what they are); if there, it must be the known scheme. */
-static int check_quantization(const json_t *o, dm_err *e) {
+/* Without a quantization_config the matrices are plain bf16; if there, it must be the known scheme. */
+static int check_quantization(dm_config *c, const json_t *o, dm_err *e) {
     static const word_key keys[] = {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"scale_fmt", "ue8m0"}};
     const json_t *q = json_object_get(o, "quantization_config");
-    if (!q || json_is_null(q)) return 0;
+    c->weights_bf16 = !q || json_is_null(q);
+    if (c->weights_bf16) return 0;
     if (!json_is_object(q)) return dm_err_set(e, DM_EMODEL, WHERE, "quantization_config must be an object");
     for (size_t i = 0; i < DM_COUNT(keys); i++) {
         const json_t *v = json_object_get(q, keys[i].name);
@@ -176,10 +178,11 @@ static int check_quantization(const json_t *o, dm_err *e) {
 static int read_expert_dtype(dm_config *c, const json_t *o, dm_err *e) {
     const json_t *v = json_object_get(o, "expert_dtype");
     const char *s = json_string_value(v);
-    c->expert_fp4 = true; /* the first upload had FP4 experts and no such key */
-    if (!v || json_is_null(v) || (s && strcmp(s, "fp4") == 0)) return 0;
-    if (!s || (strcmp(s, "fp8") != 0)) return dm_err_set(e, DM_EMODEL, WHERE, "expert_dtype must be \"fp4\" or \"fp8\"");
-    c->expert_fp4 = false;
+    if (!v || json_is_null(v)) s = c->weights_bf16 ? "bf16" : "fp4"; /* the first upload had FP4 experts and no such key */
+    if (!s || (strcmp(s, "fp4") != 0 && strcmp(s, "fp8") != 0 && strcmp(s, "bf16") != 0))
+        return dm_err_set(e, DM_EMODEL, WHERE, "expert_dtype must be \"fp4\", \"fp8\" or \"bf16\"");
+    c->expert_fp4 = strcmp(s, "fp4") == 0;
+    c->expert_bf16 = strcmp(s, "bf16") == 0;
     return 0;
 }
 
@@ -261,7 +264,7 @@ static int read_object(dm_config *c, const json_t *o, dm_err *e) {
     if ((rc = check_type(o, e)) < 0 || (rc = read_tables(c, o, e)) < 0 || (rc = check_words(o, e)) < 0) return rc;
     /* These revisions keep draft stages of another kind under mtp.*; without drafting they are ignored. */
     if (json_object_get(o, "dspark_block_size")) c->num_nextn_predict_layers = 0;
-    if ((rc = check_quantization(o, e)) < 0 || (rc = read_expert_dtype(c, o, e)) < 0 || (rc = read_rope(c, o, e)) < 0 ||
+    if ((rc = check_quantization(c, o, e)) < 0 || (rc = read_expert_dtype(c, o, e)) < 0 || (rc = read_rope(c, o, e)) < 0 ||
         (rc = read_ratios(c, o, e)) < 0)
         return rc;
     return check_shapes(c, e);

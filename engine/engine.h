@@ -45,7 +45,9 @@ typedef struct dm_config {
     int64_t rope_original_max;
     int compress_ratio[DM_LAYERS_MAX + 8]; /* 0, 4 or 128 per layer; index num_hidden_layers: the MTP layer */
     int compress_ratio_count;
-    bool expert_fp4;            /* expert_dtype; tensors decide when they exist */
+    /* How matrices are stored; tensors decide when they exist (each by its own dtype). */
+    bool weights_bf16;          /* no quantization_config: bf16, used without quantising activations; else FP8 */
+    bool expert_fp4, expert_bf16; /* expert_dtype: "fp4", "bf16", neither: "fp8" */
 } dm_config;
 
 DM_API int dm_config_read(dm_config *out, const char *path_or_dir, dm_err *e);
@@ -273,6 +275,16 @@ struct dm_forward {
     char numerics_id[48];   /* "fast/avx512", "exact", …: equal ids give equal bytes */
 };
 
+/* For finding out what a difference comes from; never needed otherwise.  numerics_id names those that are on, so nothing
+ * that is stored under one is used under another. */
+typedef enum dm_switch {
+    DM_SWITCH_SHARED_UNCLAMPED = 1, /* the first revision of the authors' code: no SwiGLU clamp in the shared expert (v4 spec 0a) */
+    DM_SWITCH_KV_BF16 = 2,          /* … and cache rows rounded to bf16 only, not to FP8 (v4 spec 0b) */
+    DM_SWITCH_INDEX_F32 = 4,        /* index keys, queries and scores in float, without Hadamard and FP4 (v4 spec 3.5) */
+} dm_switch;
+/* "shared-unclamped,kv-bf16,index-f32", any of them, or ""; DM_EUSAGE names an unknown one. */
+DM_API int dm_switch_parse(const char *text, unsigned *out, dm_err *e);
+
 typedef struct dm_forward_opts {
     dm_numerics numerics;
     int threads;            /* 0: one per core */
@@ -280,6 +292,7 @@ typedef struct dm_forward_opts {
     int rows_max;           /* 0: 256 */
     int64_t ctx_tokens_max; /* 0: the model's */
     int64_t pool_bytes_max; /* block memory of all sequences; 0: no bound */
+    unsigned switches;      /* dm_switch bits */
 } dm_forward_opts;
 
 /* A forward over a model on the CPU.  Sequences of one forward may be created, loaded, saved and destroyed
@@ -296,6 +309,7 @@ typedef struct dm_verify_opts {
     int threads;
     const char *isa;
     int chunk;              /* rows per step; 0: whole */
+    unsigned switches;      /* dm_switch bits: does the file come from a program that worked so? */
 } dm_verify_opts;
 typedef struct dm_verify_report {
     char kind[16];          /* "hash", "golden", "plain", "tokenizer", "chat", "checkpoint" */

@@ -34,10 +34,10 @@ static void compressor_linears(fwd *f, const model_compressor *c, float *k, floa
 
 static void project(fwd *f, const fwd_layer *l) {
     int D = f->c->hidden_size, rq = f->c->q_lora_rank, Hi = f->c->index_n_heads;
-    kern_linear p = {.x = f->round ? f->xq : f->x, .x_stride = D, .rows = f->rows, .kind = f->kind};
-    p.w = fwd_mat(&l->w->wq_a), p.out_end = rq, p.y = f->qr, p.y_stride = rq;
+    kern_linear p = {.x_stride = D, .rows = f->rows, .kind = f->kind};
+    p.w = fwd_mat(&l->w->wq_a), p.x = fwd_input(f, &l->w->wq_a, f->x, f->xq), p.out_end = rq, p.y = f->qr, p.y_stride = rq;
     phase_linear(f, &p);
-    p.w = fwd_mat(&l->w->wkv), p.out_end = KERN_HEAD_DIM, p.y = f->kv, p.y_stride = KERN_HEAD_DIM;
+    p.w = fwd_mat(&l->w->wkv), p.x = fwd_input(f, &l->w->wkv, f->x, f->xq), p.out_end = KERN_HEAD_DIM, p.y = f->kv, p.y_stride = KERN_HEAD_DIM;
     phase_linear(f, &p);
     if (l->ratio) compressor_linears(f, &l->w->compressor, f->ck, f->cs);
     if (l->ratio == 4) {
@@ -50,6 +50,30 @@ static void project(fwd *f, const fwd_layer *l) {
 
 /* ---- condense ----------------------------------------------------------------------------------------- */
 
+/* A row of the window cache from what wkv made; x is scratch afterwards. */
+static void cache_row(fwd *f, float *x, const uint16_t *norm, const float *cs, const float *sn, void *row) {
+    if (f->round == f->row_fp8) {
+        f->k->kv_row(&(kern_kv_row){.x = x, .weight = norm, .cos = cs, .sin = sn, .eps = f->c->rms_norm_eps, .round = f->round, .row = row});
+        return;
+    }
+    f->k->rmsnorm(&(kern_rmsnorm){.x = x, .x_stride = KERN_HEAD_DIM, .weight = norm, .y = x, .y_stride = KERN_HEAD_DIM, .rows = 1,
+                                  .dim = KERN_HEAD_DIM, .eps = f->c->rms_norm_eps, .round = true});
+    f->k->rope(&(kern_rope){.x = x, .count = 1, .dim = KERN_HEAD_DIM, .cos = cs, .sin = sn, .round = true});
+    memcpy(row, x, KERN_ROW_F32_BYTES);
+}
+/* The same for a compressed entry, from what was pooled. */
+static void cache_entry(fwd *f, const void *pooled, const uint16_t *norm, const float *cs, const float *sn, void *row) {
+    float x[KERN_HEAD_DIM];
+    if (f->round == f->row_fp8) {
+        f->k->entry(&(kern_entry){.pooled = pooled, .weight = norm, .dim = KERN_HEAD_DIM, .cos = cs, .sin = sn, .eps = f->c->rms_norm_eps,
+                                  .round = f->round, .row = row});
+        return;
+    }
+    for (int i = 0; i < KERN_HEAD_DIM; i++)
+        x[i] = dm_bf16_round(f->k->real_bytes == 8 ? (float)((const double *)pooled)[i] : ((const float *)pooled)[i]);
+    cache_row(f, x, norm, cs, sn, row);
+}
+
 static void latent_rows(fwd *f, const void *arg, int64_t begin, int64_t end, void *scratch) {
     (void)scratch;
     const fwd_layer *l = arg;
@@ -59,8 +83,7 @@ static void latent_rows(fwd *f, const void *arg, int64_t begin, int64_t end, voi
     if (f->round)
         f->k->quant(&(kern_quant){.x = f->qr + begin * rq, .x_stride = rq, .y = f->qrq + begin * rq, .y_stride = rq, .rows = n, .dim = rq});
     for (int64_t r = begin; r < end; r++)
-        f->k->kv_row(&(kern_kv_row){.x = f->kv + r * KERN_HEAD_DIM, .weight = l->w->kv_norm, .cos = l->cos[r], .sin = l->sin[r],
-                                    .eps = f->c->rms_norm_eps, .round = f->round, .row = f->kv_row + (size_t)r * f->row_bytes});
+        cache_row(f, f->kv + r * KERN_HEAD_DIM, l->w->kv_norm, l->cos[r], l->sin[r], f->kv_row + (size_t)r * f->row_bytes);
 }
 
 #define FOLD_CHANNELS 64
@@ -114,11 +137,11 @@ static void condense(fwd *f, const fwd_layer *l) {
 
 static void expand(fwd *f, const fwd_layer *l) {
     int rq = f->c->q_lora_rank, qd = f->c->num_attention_heads * KERN_HEAD_DIM, id = f->c->index_n_heads * KERN_INDEX_DIM;
-    kern_linear p = {.x = f->round ? f->qrq : f->qr, .x_stride = rq, .rows = f->rows, .kind = f->kind};
-    p.w = fwd_mat(&l->w->wq_b), p.out_end = qd, p.y = f->q, p.y_stride = qd;
+    kern_linear p = {.x_stride = rq, .rows = f->rows, .kind = f->kind};
+    p.w = fwd_mat(&l->w->wq_b), p.x = fwd_input(f, &l->w->wq_b, f->qr, f->qrq), p.out_end = qd, p.y = f->q, p.y_stride = qd;
     phase_linear(f, &p);
     if (l->ratio == 4) {
-        p.w = fwd_mat(&l->w->indexer.wq_b), p.out_end = id, p.y = f->iq, p.y_stride = id;
+        p.w = fwd_mat(&l->w->indexer.wq_b), p.x = fwd_input(f, &l->w->indexer.wq_b, f->qr, f->qrq), p.out_end = id, p.y = f->iq, p.y_stride = id;
         phase_linear(f, &p);
     }
     phase_run(f);
@@ -138,7 +161,7 @@ static void index_query_rows(fwd *f, const void *arg, int64_t begin, int64_t end
     int Hi = f->c->index_n_heads;
     for (int64_t r = begin; r < end; r++)
         f->k->index_query(&(kern_index_query){.q = f->iq + r * Hi * KERN_INDEX_DIM, .w = f->iw + r * Hi, .heads = Hi, .cos = l->cos[r],
-                                              .sin = l->sin[r], .c = f->index_c, .round = f->round});
+                                              .sin = l->sin[r], .c = f->index_c, .round = f->key_fp4});
 }
 static void finish_entries(fwd *f, const void *arg, int64_t begin, int64_t end, void *scratch) {
     (void)scratch;
@@ -148,8 +171,10 @@ static void finish_entries(fwd *f, const void *arg, int64_t begin, int64_t end, 
         const model_compressor *c = compressor_of(l, n->index);
         float cs[FWD_PAIRS], sn[FWD_PAIRS];
         dm_rope_angles(f->freq[l->table], n->j * c->ratio, cs, sn);
-        f->k->entry(&(kern_entry){.pooled = n->pooled, .weight = c->norm, .dim = c->dim, .cos = cs, .sin = sn, .eps = f->c->rms_norm_eps,
-                                  .round = f->round, .row = n->index ? seq_key(n->seq, l, n->j) : seq_entry(n->seq, l, n->j)});
+        if (n->index)
+            f->k->entry(&(kern_entry){.pooled = n->pooled, .weight = c->norm, .dim = c->dim, .cos = cs, .sin = sn, .eps = f->c->rms_norm_eps,
+                                      .round = f->key_fp4, .row = seq_key(n->seq, l, n->j)});
+        else cache_entry(f, n->pooled, c->norm, cs, sn, seq_entry(n->seq, l, n->j));
     }
 }
 
@@ -170,7 +195,7 @@ static void add_widening(fwd *f, const fwd_layer *l) {
     for (int i = 0; i < f->nruns; i++) {
         fwd_run *run = &f->runs[i];
         run->wide_at = -1;
-        if (!f->round || run->n < FWD_WIDEN_ROWS) continue;
+        if (!f->row_fp8 || run->n < FWD_WIDEN_ROWS) continue;
         run->wide_pos0 = run->pos0 > FWD_WINDOW - 1 ? run->pos0 - (FWD_WINDOW - 1) : 0;
         int64_t n = run->pos0 + run->n - run->wide_pos0;
         DM_ASSERT(used + n <= f->wide_cap);
@@ -219,7 +244,7 @@ static void score_keys(fwd *f, const void *arg, int64_t begin, int64_t end, void
     void *work = (char *)scratch + f->seg_bytes;
     f->k->index_score(&(kern_index_score){.q = f->iq + (int64_t)s->row * Hi * KERN_INDEX_DIM, .w = f->iw + (int64_t)s->row * Hi, .heads = Hi,
                                           .seg = seg, .seg_keys = (int)per, .begin = begin * SCORE_KEYS - seg0 * per, .end = last - seg0 * per,
-                                          .score = s->score + seg0 * per, .round = f->round, .work = work});
+                                          .score = s->score + seg0 * per, .round = f->key_fp4, .work = work});
 }
 static void topk_rows(fwd *f, const void *arg, int64_t begin, int64_t end, void *scratch) {
     (void)scratch;
@@ -314,7 +339,7 @@ static int row_keys(const fwd *f, const fwd_layer *l, int r, const void **key, i
         key[n++] = run->entries_at >= 0 ? (const void *)(f->wide + (run->entries_at + j) * KERN_HEAD_DIM) : seq_entry(row->seq, l, j);
     }
     *keys_f32 = run->wide_at < 0 ? 0 : run->entries_at < 0 ? window : n;
-    if (!f->round) *keys_f32 = n;
+    if (!f->row_fp8) *keys_f32 = n;
     return n;
 }
 
@@ -370,7 +395,7 @@ static void output(fwd *f, const fwd_layer *l) {
                                        .out_begin = g * ro, .out_end = (g + 1) * ro, .y = f->z, .y_stride = zd, .kind = f->kind});
     phase_add(f, commit_windows, l, f->nruns, 1, (double)f->rows * 100);
     phase_run(f);
-    if (f->round) {
+    if (f->round && !l->w->wo_b.bf16) {
         phase_add(f, quant_z_rows, NULL, f->rows, 0, (double)f->rows * zd * 4);
         phase_run(f);
     }

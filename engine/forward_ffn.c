@@ -3,6 +3,7 @@
  * Slots: every (row, chosen expert) pair is a slot, ordered by expert, so that an expert's rows are consecutive; the
  * shared expert's rows follow behind all of them.  The sum over a row's experts runs in ascending id, which is the
  * order of route_id, so the grouping has no influence on values. */
+#include <math.h>
 #include <string.h>
 
 #include "engine/forward_int.h"
@@ -38,10 +39,10 @@ static void group_rows(fwd *f) {
 
 static void up_linears(fwd *f, const model_expert *x, const int32_t *rows, int n, int slot0) {
     int I = f->c->moe_intermediate_size, D = f->c->hidden_size;
-    kern_linear p = {.x = f->round ? f->xq : f->x, .x_stride = D, .x_row = rows, .rows = n, .out_end = I, .y_stride = I, .kind = f->kind};
-    p.w = fwd_mat(&x->w1), p.y = f->eg + (size_t)slot0 * (size_t)I;
+    kern_linear p = {.x_stride = D, .x_row = rows, .rows = n, .out_end = I, .y_stride = I, .kind = f->kind};
+    p.w = fwd_mat(&x->w1), p.x = fwd_input(f, &x->w1, f->x, f->xq), p.y = f->eg + (size_t)slot0 * (size_t)I;
     phase_linear(f, &p);
-    p.w = fwd_mat(&x->w3), p.y = f->eu + (size_t)slot0 * (size_t)I;
+    p.w = fwd_mat(&x->w3), p.x = fwd_input(f, &x->w3, f->x, f->xq), p.y = f->eu + (size_t)slot0 * (size_t)I;
     phase_linear(f, &p);
 }
 static void down_linear(fwd *f, const model_expert *x, int n, int slot0) {
@@ -51,12 +52,17 @@ static void down_linear(fwd *f, const model_expert *x, int n, int slot0) {
 }
 
 static void swiglu_slots(fwd *f, const void *arg, int64_t begin, int64_t end, void *scratch) {
-    (void)arg, (void)scratch;
+    (void)scratch;
+    const fwd_layer *l = arg;
     int I = f->c->moe_intermediate_size, routed = f->rows * f->c->num_experts_per_tok;
-    for (int64_t s = begin; s < end; s++)
+    for (int64_t s = begin; s < end; s++) {
+        bool shared = s >= routed;
+        const model_expert *x = shared ? &l->w->shared : &l->w->expert[f->route_id[f->slot_route[s]]];
         f->k->swiglu(&(kern_swiglu){.g = f->eg + s * I, .u = f->eu + s * I, .a = f->eg + s * I,
-                                    .weight = s < routed ? real_at(f, f->route_w, f->slot_route[s]) : NULL, .dim = I,
-                                    .limit = f->c->swiglu_limit, .round = f->round});
+                                    .weight = shared ? NULL : real_at(f, f->route_w, f->slot_route[s]), .dim = I,
+                                    .limit = shared && !f->shared_clamp ? (double)INFINITY : f->c->swiglu_limit, .round = f->round,
+                                    .unquantised = x->w2.bf16});
+    }
 }
 
 static void sum_rows(fwd *f, const void *arg, int64_t begin, int64_t end, void *scratch) {
@@ -87,7 +93,7 @@ void fwd_ffn(fwd *f, const fwd_layer *l) {
         up_linears(f, &l->w->expert[e], f->expert_row + f->expert_at[e], f->expert_at[e + 1] - f->expert_at[e], f->expert_at[e]);
     up_linears(f, &l->w->shared, NULL, R, routed);
     phase_run(f);
-    phase_add(f, swiglu_slots, NULL, routed + R, 0, (double)(routed + R) * I * 20);
+    phase_add(f, swiglu_slots, l, routed + R, 0, (double)(routed + R) * I * 20);
     phase_run(f);
     for (int e = 0; e < E; e++) down_linear(f, &l->w->expert[e], f->expert_at[e + 1] - f->expert_at[e], f->expert_at[e]);
     down_linear(f, &l->w->shared, R, routed);

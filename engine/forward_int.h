@@ -116,6 +116,9 @@ struct fwd {
     dm_numerics numerics;
     int threads;           /* of a step, the caller's included */
     bool round;            /* reference rounding: fast and exact */
+    bool row_fp8;          /* cache rows are the 584-byte kind; else 512 floats */
+    bool key_fp4;          /* index keys are the 68-byte kind, queries likewise; else 128 floats */
+    bool shared_clamp;     /* the shared expert is clamped like the others */
     kern_out kind;         /* rounding of a linear's output */
     size_t row_bytes, key_bytes;
     size_t fold_bytes, window_bytes; /* per sequence */
@@ -191,6 +194,10 @@ void phase_linear(fwd *f, const kern_linear *p);
 void phase_run(fwd *f); /* runs what was added and empties the list */
 
 kern_mat fwd_mat(const model_mat *m);
+/* The input that a matrix takes: quantised activations, but as they are when it is bf16 or nothing is rounded. */
+static inline const float *fwd_input(const fwd *f, const model_mat *m, const float *x, const float *quantised) {
+    return f->round && !m->bf16 ? quantised : x;
+}
 kern_mat fwd_bf16(const uint16_t *w, int out, int in);
 kern_mat fwd_f32(const float *w, int out, int in);
 

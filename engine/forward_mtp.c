@@ -20,10 +20,8 @@ static void mix_inputs(fwd *f, const float *streams, float *g, float *e) {
     f->k->rmsnorm(&n);
     n.x = streams, n.weight = m->hnorm, n.y = g, n.rows = S;
     f->k->rmsnorm(&n);
-    if (f->round) {
-        f->k->quant(&(kern_quant){.x = f->x, .x_stride = D, .y = f->x, .y_stride = D, .rows = R, .dim = D});
-        f->k->quant(&(kern_quant){.x = g, .x_stride = D, .y = g, .y_stride = D, .rows = S, .dim = D});
-    }
+    if (f->round && !m->e_proj.bf16) f->k->quant(&(kern_quant){.x = f->x, .x_stride = D, .y = f->x, .y_stride = D, .rows = R, .dim = D});
+    if (f->round && !m->h_proj.bf16) f->k->quant(&(kern_quant){.x = g, .x_stride = D, .y = g, .y_stride = D, .rows = S, .dim = D});
     kern_linear p = {.w = fwd_mat(&m->e_proj), .x = f->x, .x_stride = D, .rows = R, .out_end = D, .y = e, .y_stride = D, .kind = f->kind};
     phase_linear(f, &p);
     p.w = fwd_mat(&m->h_proj), p.x = g, p.rows = S, p.y = f->h;

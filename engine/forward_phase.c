@@ -5,7 +5,7 @@
 #define TASKS_EACH 4     /* tasks per worker and group, so that uneven ones even out */
 
 kern_mat fwd_mat(const model_mat *m) {
-    return (kern_mat){.type = m->fp4 ? KERN_W_FP4 : KERN_W_FP8, .w = m->w, .scale = m->scale, .out = m->out, .in = m->in};
+    return (kern_mat){.type = m->bf16 ? KERN_W_BF16 : m->fp4 ? KERN_W_FP4 : KERN_W_FP8, .w = m->w, .scale = m->scale, .out = m->out, .in = m->in};
 }
 kern_mat fwd_bf16(const uint16_t *w, int out, int in) { return (kern_mat){.type = KERN_W_BF16, .w = w, .out = out, .in = in}; }
 kern_mat fwd_f32(const float *w, int out, int in) { return (kern_mat){.type = KERN_W_F32, .w = w, .out = out, .in = in}; }

@@ -102,7 +102,7 @@ static void count_sizes(fwd *f) {
     f->keys_max = FWD_WINDOW + (int)(entries128 > f->topk_max ? entries128 : f->topk_max);
     f->score_cap = R * entries4 < SCORE_FLOATS ? R * entries4 : SCORE_FLOATS;
     if (f->score_cap < entries4) f->score_cap = entries4;
-    if (f->round && R >= FWD_WIDEN_ROWS) {
+    if (f->row_fp8 && R >= FWD_WIDEN_ROWS) {
         f->wide_cap = R + (FWD_WINDOW - 1) * (R / FWD_WIDEN_ROWS);
         f->entries_cap = c4 ? entries4 : entries128;
         if (f->entries_cap > FWD_WIDEN_ENTRIES) f->entries_cap = FWD_WIDEN_ENTRIES;
@@ -163,6 +163,45 @@ static int cores(void) {
     return n > 0 ? n : 1;
 }
 
+static const struct { dm_switch bit; const char *name, *id; } switches[] = {
+    {DM_SWITCH_SHARED_UNCLAMPED, "shared-unclamped", "+noclamp"},
+    {DM_SWITCH_KV_BF16, "kv-bf16", "+kvbf16"},
+    {DM_SWITCH_INDEX_F32, "index-f32", "+idxf32"},
+};
+
+int dm_switch_parse(const char *text, unsigned *out, dm_err *e) {
+    *out = 0;
+    for (const char *p = text; *p;) {
+        size_t n = strcspn(p, ","), i = 0;
+        while (i < DM_COUNT(switches) && (strlen(switches[i].name) != n || memcmp(switches[i].name, p, n) != 0)) i++;
+        if (i == DM_COUNT(switches))
+            return dm_err_set(e, DM_EUSAGE, "forward", "'%.*s' is no debug switch; there are %s, %s and %s", (int)(n < 80 ? n : 80), p, switches[0].name,
+                              switches[1].name, switches[2].name);
+        *out |= switches[i].bit;
+        p += n + (p[n] == ',');
+    }
+    return 0;
+}
+
+/* What the switches change is part of what bytes mean, so the numerics id names them. */
+static int apply_switches(fwd *f, unsigned on, dm_err *e) {
+    unsigned known = 0;
+    for (size_t i = 0; i < DM_COUNT(switches); i++) {
+        known |= switches[i].bit;
+        size_t n = strlen(f->base.numerics_id);
+        if (on & switches[i].bit) snprintf(f->base.numerics_id + n, sizeof f->base.numerics_id - n, "%s", switches[i].id);
+    }
+    if (on & ~known) return dm_err_set(e, DM_EINVAL, "forward", "switches 0x%x are not all known", on);
+    if (!f->round && on & (DM_SWITCH_KV_BF16 | DM_SWITCH_INDEX_F32))
+        return dm_err_set(e, DM_EINVAL, "forward", "the plain path rounds neither cache rows nor index keys: there is nothing to switch off");
+    f->shared_clamp = !(on & DM_SWITCH_SHARED_UNCLAMPED);
+    f->row_fp8 = f->round && !(on & DM_SWITCH_KV_BF16);
+    f->key_fp4 = f->round && !(on & DM_SWITCH_INDEX_F32);
+    f->row_bytes = f->row_fp8 ? KERN_ROW_FP8_BYTES : KERN_ROW_F32_BYTES;
+    f->key_bytes = f->key_fp4 ? KERN_KEY_FP4_BYTES : KERN_KEY_F32_BYTES;
+    return 0;
+}
+
 static int choose_kernels(fwd *f, const dm_forward_opts *o, dm_err *e) {
     f->numerics = o->numerics;
     f->k = dm_kernels_get(o->isa);
@@ -183,9 +222,7 @@ static int choose_kernels(fwd *f, const dm_forward_opts *o, dm_err *e) {
     }
     f->round = o->numerics != DM_NUM_PLAIN;
     f->kind = f->round ? KERN_OUT_BF16 : KERN_OUT_F32;
-    f->row_bytes = f->round ? KERN_ROW_FP8_BYTES : KERN_ROW_F32_BYTES;
-    f->key_bytes = f->round ? KERN_KEY_FP4_BYTES : KERN_KEY_F32_BYTES;
-    return 0;
+    return apply_switches(f, o->switches, e);
 }
 
 static int check_opts(const fwd *f, const dm_forward_opts *o, dm_err *e) {

@@ -100,7 +100,7 @@ static int as_text(const dm_model *m, const table *t, bool all, int64_t bytes, d
     char size[24];
     int rc = dm_buf_printf(out, "DeepSeek-V4, %d layers%s, hidden %d, %d heads, %d experts of which %d per token (%s), vocabulary %d\n",
                            c->num_hidden_layers, c->num_nextn_predict_layers ? " and MTP" : "", c->hidden_size, c->num_attention_heads, c->n_routed_experts,
-                           c->num_experts_per_tok, c->expert_fp4 ? "fp4" : "fp8", c->vocab_size);
+                           c->num_experts_per_tok, c->expert_fp4 ? "fp4" : c->expert_bf16 ? "bf16" : "fp8", c->vocab_size);
     if (rc >= 0)
         rc = dm_buf_printf(out, "%zu tensors in %d %s, %s (%lld bytes)", m->ntensors, m->nshards, m->nshards == 1 ? "file" : "files", dm_bytes_text(size, sizeof size, (uint64_t)bytes),
                            (long long)bytes);

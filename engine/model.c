@@ -169,7 +169,15 @@ static int align_tensor(dm_model *m, model_tensor *t, dm_err *e) {
 
 typedef struct placing { dm_model *m; dm_err *e; } placing;
 
-static int place(void *ctx, const model_want *w) {
+/* A matrix is what its tensor says: only the shape must be the configuration's. */
+static void adopt_kind(model_want *w, const model_tensor *t) {
+    bool packed = t->ndim == 2 && t->dim[0] == w->mat->out && t->dim[1] == w->mat->in / 2;
+    if (t->dtype == MODEL_BF16) model_want_kind(w, false, true);
+    else if (t->dtype == MODEL_F8_E4M3) model_want_kind(w, false, false);
+    else if (w->part == MODEL_PART_EXPERT && packed && (t->dtype == MODEL_I8 || t->dtype == MODEL_U8)) model_want_kind(w, true, false);
+}
+
+static int place(void *ctx, model_want *w) {
     placing *p = ctx;
     dm_model *m = p->m;
     model_tensor *t = (model_tensor *)(uintptr_t)model_find(m, w->name);
@@ -177,6 +185,7 @@ static int place(void *ctx, const model_want *w) {
         const char *way_out = dm_str_prefix(w->name, "mtp.") ? " (to run without the MTP layer set num_nextn_predict_layers to 0)" : "";
         return dm_err_set(p->e, DM_EMODEL, WHERE, "tensor %.120s is missing%s", w->name, way_out);
     }
+    if (w->mat) adopt_kind(w, t);
     int rc = check_tensor(m, w, t, p->e);
     if (rc == 0) rc = align_tensor(m, t, p->e);
     if (rc < 0) return rc;
@@ -201,13 +210,15 @@ static int check_hash_table(const dm_config *c, int layer, const int64_t *ids, d
 }
 
 static int place_all(dm_model *m, dm_err *e) {
-    const model_tensor *probe = model_find(m, "layers.0.ffn.experts.0.w1.weight");
-    if (probe && (probe->dtype == MODEL_F8_E4M3 || probe->dtype == MODEL_I8 || probe->dtype == MODEL_U8))
-        m->config.expert_fp4 = probe->dtype != MODEL_F8_E4M3;
     int rc = model_table_init(&m->table, &m->config, e);
     if (rc < 0) return rc;
     placing p = {m, e};
     rc = model_table_walk(&m->table, &m->config, place, &p);
+    if (rc == 0) { /* from here on the configuration says what the files are */
+        const model_block *b = &m->table.layer[0];
+        m->config.weights_bf16 = b->wq_a.bf16;
+        m->config.expert_fp4 = b->expert[0].w1.fp4, m->config.expert_bf16 = b->expert[0].w1.bf16;
+    }
     for (int i = 0; i < m->config.num_hash_layers && rc == 0; i++) rc = check_hash_table(&m->config, i, m->table.layer[i].tid2eid, e);
     return rc;
 }

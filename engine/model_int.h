@@ -62,12 +62,13 @@ bool model_dtype_parse(const char *s, model_dtype *out);
  * E experts, k experts per token, I moe_intermediate_size, V vocab_size, Hi index_n_heads, rq q_lora_rank,
  * G o_groups, ro o_lora_rank. */
 
-/* A quantised matrix, y = W x.  FP8: w e4m3 [out, in], scale ue8m0 [⌈out/128⌉, ⌈in/128⌉].
- * FP4: w two e2m1 codes per byte, low nibble = even input, [out, in/2]; scale ue8m0 [out, in/32]. */
+/* A matrix that may be quantised, y = W x.  FP8: w e4m3 [out, in], scale ue8m0 [⌈out/128⌉, ⌈in/128⌉].
+ * FP4: w two e2m1 codes per byte, low nibble = even input, [out, in/2]; scale ue8m0 [out, in/32].
+ * BF16: w bf16 [out, in], no scale; its input is not quantised either.  Comments below name the usual kind. */
 typedef struct model_mat {
-    const uint8_t *w, *scale;
-    int out, in; /* in counts unpacked elements */
-    bool fp4;
+    const uint8_t *w, *scale; /* scale NULL: BF16 */
+    int out, in;              /* in counts unpacked elements */
+    bool fp4, bf16;           /* neither: FP8 */
 } model_mat;
 
 typedef struct model_compressor {

@@ -6,7 +6,7 @@
 
 /* ---- weights -------------------------------------------------------------------------------------- */
 
-static int add_tensor(void *ctx, const model_want *w) {
+static int add_tensor(void *ctx, model_want *w) {
     dm_plan *p = ctx;
     int64_t bytes = model_want_bytes(w);
     p->weight_bytes += bytes;

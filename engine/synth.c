@@ -47,7 +47,7 @@ static int no_memory(dm_err *e) { return dm_err_set(e, DM_ENOMEM, WHERE, "out of
 
 /* ---- what to write ------------------------------------------------------------------------------ */
 
-static int collect(void *ctx, const model_want *w) {
+static int collect(void *ctx, model_want *w) {
     checkpoint *k = ctx;
     if (k->nitems == k->cap) {
         size_t cap = k->cap ? 2 * k->cap : 1024;

@@ -58,7 +58,8 @@ int vrun_go(vrun *v, dm_err *e) {
                          .threads = v->o->threads,
                          .isa = v->isa,
                          .rows_max = v->o->chunk > 0 ? v->o->chunk : (int)whole,
-                         .ctx_tokens_max = v->f->n};
+                         .ctx_tokens_max = v->f->n,
+                         .switches = v->o->switches};
     dm_forward *f;
     for (int64_t i = 0; i <= v->f->n; i++)
         if (v->f->ids[i] < 0 || v->f->ids[i] >= dm_model_config(v->m)->vocab_size)

@@ -226,14 +226,15 @@ typedef struct kern_route {
     void *work;              /* real [experts] */
 } kern_route;
 
-/* a = silu(min(g, limit))·clamp(u, ±limit)·weight; rounded, and then FP8-quantised with `round`. */
+/* a = silu(min(g, limit))·clamp(u, ±limit)·weight; with `round` rounded, and then FP8-quantised unless `unquantised`.
+ * limit may be infinite. */
 typedef struct kern_swiglu {
     const float *g, *u; int64_t stride;
     float *a; int64_t a_stride;  /* may be g */
     const void *weight;          /* real, one; NULL: 1 */
     int dim;
     double limit;
-    bool round;
+    bool round, unquantised;
 } kern_swiglu;
 
 /* y = Σ_i part[i], in order, from +0; one rounding. */

@@ -53,7 +53,7 @@ static void pieces_of_a_tensor_are_the_whole(void **s)
     };
     for (size_t i = 0; i < DM_COUNT(cases); i++) {
         const void *slot;
-        model_want w = {cases[i].name, cases[i].dtype, 2, {cases[i].out, cases[i].in}, 0, MODEL_PART_OTHER, &slot, cases[i].quantised, cases[i].fp4};
+        model_want w = {cases[i].name, cases[i].dtype, 2, {cases[i].out, cases[i].in}, 0, MODEL_PART_ATTN, &slot, cases[i].quantised, cases[i].fp4, false, NULL};
         synth_tensor t;
         synth_tensor_init(&t, &w, &c, 2);
         size_t bytes = (size_t)(t.out * synth_row_bytes(&t)), scales = (size_t)synth_scale_bytes(&t, t.out);

@@ -54,7 +54,7 @@ INLINE void swiglu_row(const float *gate, const float *up, float *a, int dim, re
 }
 static void op_swiglu(const kern_swiglu *p) {
     BY_ROUND(p->round, swiglu_row, p->g, p->u, p->a, p->dim, (real)p->limit, p->weight ? *(const real *)p->weight : (real)1);
-    if (p->round)
+    if (p->round && !p->unquantised)
         for (int i = 0; i < p->dim; i += 128) quant_block(p->a + i, p->a + i, 128);
 }
 
