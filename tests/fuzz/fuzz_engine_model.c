@@ -15,7 +15,7 @@ enum { WANTS_MAX = 256 };
 typedef struct want { char name[96], body[160]; } want;
 static struct { want list[WANTS_MAX]; size_t n; int64_t bytes; } wants;
 
-static int collect(void *ctx, const model_want *w)
+static int collect(void *ctx, model_want *w)
 {
     (void)ctx;
     FUZZ_CHECK(wants.n < WANTS_MAX);
@@ -89,7 +89,7 @@ static void write_files(fuzz_bytes in)
     dm_buf_free(&index);
 }
 
-static int check_want(void *ctx, const model_want *w)
+static int check_want(void *ctx, model_want *w)
 {
     const model_tensor *t = model_find(ctx, w->name);
     FUZZ_CHECK(t != NULL && t->bytes == model_want_bytes(w) && (uintptr_t)t->data % (uintptr_t)model_dtype_size(t->dtype) == 0);
