@@ -5,13 +5,15 @@
 #include <string.h>
 
 typedef struct model_opts {
-    bool all, json, special, ids, keep_thinking;
-    int64_t mem, layers, chunk, threads, seed;
+    bool all, json, special, ids, keep_thinking, draft;
+    int64_t mem, context, rows, layers, chunk, threads, seed;
     const char *numerics, *isa, *mode, *effort, *revision, *vectors;
 } model_opts;
 
 #define HELP { "help", 'h', DM_OPT_HELP, 0, .help = "this text" }
 #define JSON { "json", 0, DM_OPT_FLAG, offsetof(model_opts, json), .def = "0", .help = "JSON on standard output" }
+
+#define CONTEXT { "context", 0, DM_OPT_INT, offsetof(model_opts, context), .def = "0", .min = 0, .max = 1 << 24, .help = "tokens; 0: the model's, or what fits" }
 
 static bool progress(void *ctx, const char *what, int64_t done, int64_t total)
 {
@@ -56,44 +58,89 @@ static int model_inspect(int argc, char **argv)
     return rc < 0 ? cmd_fail(rc, &e) : 0;
 }
 
+/* One line: what, how much, a remark. */
+static void plan_line(const char *what, int64_t bytes, const char *fmt, ...) DM_PRINTF(3, 4);
+static void plan_line(const char *what, int64_t bytes, const char *fmt, ...)
+{
+    char size[24], remark[200];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(remark, sizeof remark, fmt, ap);
+    va_end(ap);
+    out_printf("%-22s %10s  %s\n", what, dm_bytes_text(size, sizeof size, (uint64_t)bytes), remark);
+}
+
 static void plan_text(const dm_plan *p)
 {
-    char a[24], b[24], c[24], d[24];
-    out_printf("weights      %s in %lld tensors (experts %s, attention %s, other %s)\n", dm_bytes_text(a, sizeof a, (uint64_t)p->weight_bytes), (long long)p->weight_tensors,
-               dm_bytes_text(b, sizeof b, (uint64_t)p->weight_bytes_expert), dm_bytes_text(c, sizeof c, (uint64_t)p->weight_bytes_attn), dm_bytes_text(d, sizeof d, (uint64_t)p->weight_bytes_other));
-    out_printf("KV           %.1f bytes per token; a block of %d tokens has %s\n", p->kv_bytes_per_token, DM_BLOCK_TOKENS, dm_bytes_text(a, sizeof a, (uint64_t)p->block_bytes));
-    out_printf("KV at most   %s packed (%s as bf16)\n", dm_bytes_text(a, sizeof a, (uint64_t)p->kv_bytes_at_max), dm_bytes_text(b, sizeof b, (uint64_t)p->kv_bytes_bf16_at_max));
-    out_printf("per sequence %s awake beside its blocks; a stored state has %s at most\n", dm_bytes_text(a, sizeof a, (uint64_t)p->window_bytes), dm_bytes_text(b, sizeof b, (uint64_t)p->state_bytes_max));
-    out_printf("scratch      %s\n", dm_bytes_text(a, sizeof a, (uint64_t)p->scratch_bytes));
-    if (p->ctx_tokens_fit >= 0) out_printf("context      %lld tokens fit beside the weights\n", (long long)p->ctx_tokens_fit);
+    char a[24], b[24];
+    plan_line("weights", p->weight_bytes, "in %lld tensors", (long long)p->weight_tensors);
+    plan_line("  routed experts", p->weight_bytes_expert, "%s", "");
+    plan_line("  shared experts", p->weight_bytes_shared, "%s", "");
+    plan_line("  attention", p->weight_bytes_attn, "%s", "");
+    plan_line("  compressors, index", p->weight_bytes_index, "%s", "");
+    plan_line("  routers, mixing", p->weight_bytes_router, "and norms");
+    plan_line("  embedding", p->weight_bytes_embed, "%s", "");
+    plan_line("  head", p->weight_bytes_head, "%s", "");
+    plan_line("  MTP layer", p->weight_bytes_mtp, "%s", "");
+    plan_line("KV of a block", p->block_bytes, "%d tokens, %.1f bytes each", DM_BLOCK_TOKENS, p->kv_bytes_per_token);
+    plan_line("KV at most", p->kv_bytes_at_max, "at the model's longest context (%s as bf16)", dm_bytes_text(a, sizeof a, (uint64_t)p->kv_bytes_bf16_at_max));
+    plan_line("stored state at most", p->state_bytes_max, "beside whole blocks, without logits");
+    out_printf("\nin memory with a context of %lld tokens, %d rows per step, %d threads:\n", (long long)p->ctx_tokens, p->rows, p->threads);
+    plan_line("  weights", p->weight_bytes_resident, "%s", "all that a step can reach; of the embedding the rows that such a context can name");
+    plan_line("  tensor tables", p->table_bytes, "%s", "");
+    plan_line("  a step's arrays", p->scratch_bytes, "%s", "");
+    plan_line("  threads", p->worker_bytes, "%s", "");
+    plan_line("  a sequence", p->sequence_bytes, "window, folds and logits");
+    plan_line("  its KV blocks", p->kv_bytes, "%s", "");
+    plan_line("  together", p->need_bytes, "%s", "");
+    if (p->ctx_tokens_fit < 0) return;
+    out_printf("\n%s may be used; ", dm_bytes_text(b, sizeof b, (uint64_t)p->mem_bytes));
+    if (p->ctx_tokens_fit) out_printf("%lld tokens of context fit\n", (long long)p->ctx_tokens_fit);
+    else out_printf("the model does not fit\n");
 }
 
 static void plan_json(const dm_plan *p)
 {
-    json_t *v = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I}", "weight_bytes", (json_int_t)p->weight_bytes, "weight_tensors", (json_int_t)p->weight_tensors,
-                          "weight_bytes_expert", (json_int_t)p->weight_bytes_expert, "weight_bytes_attn", (json_int_t)p->weight_bytes_attn, "weight_bytes_other",
-                          (json_int_t)p->weight_bytes_other, "block_bytes", (json_int_t)p->block_bytes, "kv_bytes_at_max", (json_int_t)p->kv_bytes_at_max,
-                          "kv_bytes_bf16_at_max", (json_int_t)p->kv_bytes_bf16_at_max, "state_bytes_max", (json_int_t)p->state_bytes_max, "window_bytes",
-                          (json_int_t)p->window_bytes, "scratch_bytes", (json_int_t)p->scratch_bytes, "kv_bytes_per_token", p->kv_bytes_per_token, "ctx_tokens_fit",
-                          (json_int_t)p->ctx_tokens_fit);
+    const struct { const char *name; int64_t n; } numbers[] = {
+        { "weight_bytes", p->weight_bytes }, { "weight_tensors", p->weight_tensors }, { "weight_bytes_expert", p->weight_bytes_expert },
+        { "weight_bytes_shared", p->weight_bytes_shared }, { "weight_bytes_attn", p->weight_bytes_attn }, { "weight_bytes_index", p->weight_bytes_index },
+        { "weight_bytes_router", p->weight_bytes_router }, { "weight_bytes_embed", p->weight_bytes_embed }, { "weight_bytes_head", p->weight_bytes_head },
+        { "weight_bytes_mtp", p->weight_bytes_mtp }, { "block_bytes", p->block_bytes }, { "kv_bytes_at_max", p->kv_bytes_at_max },
+        { "kv_bytes_bf16_at_max", p->kv_bytes_bf16_at_max }, { "state_bytes_max", p->state_bytes_max }, { "window_bytes", p->window_bytes },
+        { "ctx_tokens", p->ctx_tokens }, { "rows", p->rows }, { "threads", p->threads }, { "weight_bytes_resident", p->weight_bytes_resident },
+        { "table_bytes", p->table_bytes }, { "scratch_bytes", p->scratch_bytes }, { "worker_bytes", p->worker_bytes }, { "sequence_bytes", p->sequence_bytes },
+        { "kv_bytes", p->kv_bytes }, { "need_bytes", p->need_bytes }, { "mem_bytes", p->mem_bytes }, { "ctx_tokens_fit", p->ctx_tokens_fit },
+    };
+    json_t *v = json_pack("{s:f}", "kv_bytes_per_token", p->kv_bytes_per_token);
+    for (size_t i = 0; i < DM_COUNT(numbers) && v; i++) json_object_set_new(v, numbers[i].name, json_integer(numbers[i].n));
     if (v) out_json(v);
     json_decref(v);
 }
 
 static int model_plan(int argc, char **argv)
 {
-    static const dm_opt t[] = { { "mem", 0, DM_OPT_BYTES, offsetof(model_opts, mem), .def = "0", .help = "memory of the machine: how much context fits" }, JSON, HELP };
+    static const dm_opt t[] = {
+        { "memory", 0, DM_OPT_BYTES, offsetof(model_opts, mem), .def = "0", .help = "what may be used; default: the machine's, or its control group's bound" },
+        { "mem", 0, DM_OPT_BYTES, offsetof(model_opts, mem) }, /* its old name */
+        CONTEXT,
+        { "rows", 0, DM_OPT_INT, offsetof(model_opts, rows), .def = "0", .min = 0, .max = 65536, .help = "rows per step; 0: 256" },
+        { "threads", 0, DM_OPT_INT, offsetof(model_opts, threads), .def = "0", .min = 0, .max = 1024, .help = "0: one per core" },
+        { "numerics", 0, DM_OPT_ENUM, offsetof(model_opts, numerics), .def = "fast", .choices = "fast|exact|plain", .help = "numeric path" },
+        { "draft", 0, DM_OPT_FLAG, offsetof(model_opts, draft), .def = "0", .help = "count the MTP layer as used" }, JSON, HELP };
     model_opts o;
     dm_opt_result res;
     int status;
-    if (parse("model plan [OPTIONS] DIR|config.json", "Says what a model needs, from its config.json alone.", t, DM_COUNT(t), &o, argc, argv, &res, 1, 1, &status)) return status;
+    if (parse("model plan [OPTIONS] DIR|config.json", "Says what a model needs, from its config.json alone, and whether it fits; exit status 1 when it does not.", t, DM_COUNT(t), &o, argc, argv, &res, 1, 1, &status)) return status;
     dm_config c;
     dm_plan p;
     dm_err e = { 0 };
+    dm_plan_opts po = { .forward = { .numerics = numerics_of(o.numerics), .threads = (int)o.threads, .rows_max = (int)o.rows, .ctx_tokens_max = o.context, .draft = o.draft },
+                        .mem_bytes = o.mem ? o.mem : dm_memory_limit() };
     int rc = dm_config_read(&c, res.args[0], &e);
-    if (rc == 0) rc = dm_model_plan(&c, o.mem, &p, &e);
+    if (rc == 0) rc = dm_model_plan(&c, &po, &p, &e);
     if (rc == 0 && o.json) plan_json(&p);
     else if (rc == 0) plan_text(&p);
+    if (rc == 0) rc = dm_plan_check(&p, &e);
     dm_free(res.args);
     return rc < 0 ? cmd_fail(rc, &e) : 0;
 }

@@ -71,21 +71,6 @@ DM_API int dm_model_fingerprint(const dm_model *m, const char *cache_dir, dm_has
 /* One line per tensor kind or, with all=true, per tensor; text or JSON. */
 DM_API int dm_model_inspect(const dm_model *m, bool all, bool json, dm_buf *out, dm_err *e);
 
-/* Both accounts before loading; needs config.json only. */
-typedef struct dm_plan {
-    int64_t weight_bytes, weight_tensors;      /* as stored in the checkpoint */
-    int64_t weight_bytes_expert, weight_bytes_attn, weight_bytes_other;
-    int64_t block_bytes;                       /* packed, this program's layout (584 + 68) */
-    int64_t kv_bytes_at_max;                   /* packed growing cache at max_position_embeddings */
-    int64_t kv_bytes_bf16_at_max;              /* the published way of counting: bf16, window included (v4 7.4) */
-    int64_t state_bytes_max;                   /* largest boundary state, without logits */
-    int64_t window_bytes;                      /* per awake sequence */
-    int64_t scratch_bytes;                     /* one step at the default chunk */
-    double kv_bytes_per_token;
-    int64_t ctx_tokens_fit;                    /* context that fits in mem_bytes beside the weights; -1: not asked */
-} dm_plan;
-DM_API int dm_model_plan(const dm_config *c, int64_t mem_bytes, dm_plan *out, dm_err *e);
-
 /* Writes a random checkpoint in the official layout (shared/spec: integer random numbers, so the same bytes
  * everywhere) for a config.json: L+3 shards, index, a copy of config.json.  layers > 0 keeps only that many. */
 DM_API int dm_model_synth(const char *config_path, const char *out_dir, uint64_t seed, int layers, dm_progress fn, void *ctx, dm_err *e);
@@ -290,9 +275,13 @@ typedef struct dm_forward_opts {
     int threads;            /* 0: one per core */
     const char *isa;        /* NULL: the best of this processor; "scalar", "avx2", "avx512", "amx" */
     int rows_max;           /* 0: 256 */
-    int64_t ctx_tokens_max; /* 0: the model's */
+    int64_t ctx_tokens_max; /* 0: the model's, or what fits */
     int64_t pool_bytes_max; /* block memory of all sequences; 0: no bound */
     unsigned switches;      /* dm_switch bits */
+    bool draft;             /* the MTP layer will draft: its weights count in the account below */
+    /* What would not fit in so much memory is refused (dm_plan_check); 0: dm_memory_limit(); <0: nothing is asked.
+     * A context that nobody asked for is cut to what fits, with a warning. */
+    int64_t mem_bytes_max;
 } dm_forward_opts;
 
 /* A forward over a model on the CPU.  Sequences of one forward may be created, loaded, saved and destroyed
@@ -301,6 +290,61 @@ DM_API int dm_forward_create(dm_forward **out, const dm_model *m, const dm_forwa
 static inline void dm_forward_destroy(dm_forward *f) { if (f) f->ops->destroy(f); }
 /* Instruction sets that this build has and this processor can run, best first; NULL-terminated. */
 DM_API const char *const *dm_forward_isas(void);
+
+/* ---- the account before loading ------------------------------------------------------------------- */
+
+/* What a forward over a model takes while it runs with one awake sequence, from the configuration alone.
+ *
+ * Weights are mapped read-only from their files; the system may throw their pages out and read them again, so they are
+ * no demand on memory in its books.  In ours they are: one token reaches every layer, a few hundred reach every expert,
+ * and a step that waits for the disk takes seconds.  So what counts as resident is every tensor that a step can reach
+ * (experts, attention, router, head …) in full; of the embedding the rows of as many different tokens as the context
+ * holds; of the MTP layer nothing unless it drafts.  Sizes of workspaces, blocks and sequences come from the functions
+ * that allocate them. */
+typedef struct dm_plan_opts {
+    dm_forward_opts forward; /* as it would be created; its mem_bytes_max does not matter here */
+    int64_t mem_bytes;       /* what may be used; 0: not asked */
+    int64_t other_bytes;     /* what the caller needs beside the forward */
+} dm_plan_opts;
+typedef struct dm_plan {
+    /* weights as stored in the checkpoint, by what they are for; they add up to weight_bytes */
+    int64_t weight_bytes, weight_tensors;
+    int64_t weight_bytes_expert, weight_bytes_shared;  /* routed and shared experts */
+    int64_t weight_bytes_attn, weight_bytes_index;     /* attention; compressors and indexers */
+    int64_t weight_bytes_router;                       /* routers, hyper-connections, norms */
+    int64_t weight_bytes_embed, weight_bytes_head, weight_bytes_mtp;
+    /* cache */
+    int64_t block_bytes;                       /* of 256 tokens, as this path keeps it */
+    double kv_bytes_per_token;
+    int64_t kv_bytes_at_max;                   /* at max_position_embeddings */
+    int64_t kv_bytes_bf16_at_max;              /* the published way of counting: bf16, window included (v4 spec 7.4) */
+    int64_t state_bytes_max;                   /* largest boundary state, without logits */
+    int64_t window_bytes;                      /* window rows of an awake sequence */
+    /* in memory while it runs */
+    int64_t ctx_tokens;                        /* the context that this is the account of */
+    int rows, threads;                         /* of a step */
+    int64_t weight_bytes_resident;
+    int64_t table_bytes;                       /* names, shapes and pointers of the tensors */
+    int64_t scratch_bytes;                     /* arrays of one step */
+    int64_t worker_bytes;                      /* workspaces of the threads */
+    int64_t sequence_bytes;                    /* an awake sequence beside its blocks: window, folds, logits */
+    int64_t kv_bytes;                          /* its blocks at ctx_tokens, or pool_bytes_max */
+    int64_t other_bytes;
+    int64_t need_bytes;                        /* all of these */
+    int64_t mem_bytes;                         /* as asked */
+    int64_t ctx_tokens_fit;                    /* largest context, in whole blocks, whose need fits in mem_bytes; -1: not asked */
+} dm_plan;
+/* o NULL: defaults.  When no context is asked for and the model's does not fit, the account is that of the one that does,
+ * down to 4096 tokens.  Errors are those of dm_forward_create for the same options. */
+DM_API int dm_model_plan(const dm_config *c, const dm_plan_opts *o, dm_plan *out, dm_err *e);
+/* DM_ELIMIT with a sentence that names the parts and the ways out when the need is above mem_bytes. */
+DM_API int dm_plan_check(const dm_plan *p, dm_err *e);
+
+/* What this process may use: the machine's memory, or the bound of a control group when that is less. */
+DM_API int64_t dm_memory_limit(void);
+/* What it uses now (private memory; mapped files as far as they are in memory) and used at most, both together. */
+typedef struct dm_memory_use { int64_t anon_bytes, file_bytes, peak_bytes; } dm_memory_use;
+DM_API void dm_memory_use_get(dm_memory_use *out); /* zeros where the system does not tell */
 
 /* ---- conformance --------------------------------------------------------------------------------- */
 

@@ -158,8 +158,24 @@ static void bind_layers(fwd *f) {
         if (i < f->layers || f->w->mtp) f->layer[i].w = i < f->layers ? &f->w->layer[i] : &f->w->mtp->block;
 }
 
-static int build(fwd *f, const dm_forward_opts *o, dm_err *e) {
-    int rc = fwd_shape(f, o, e);
+/* Refuses what does not fit; *o gets the context that does when none was asked for. */
+static int check_memory(const fwd *f, dm_forward_opts *o, dm_err *e) {
+    dm_plan p;
+    if (o->mem_bytes_max < 0) return 0;
+    int rc = dm_model_plan(f->c, &(dm_plan_opts){.forward = *o, .mem_bytes = o->mem_bytes_max ? o->mem_bytes_max : dm_memory_limit()}, &p, e);
+    if (rc == 0) rc = dm_plan_check(&p, e);
+    if (rc < 0 || o->ctx_tokens_max) return rc;
+    if (p.ctx_tokens < f->c->max_position_embeddings)
+        dm_log(DM_LOG_WARN, "forward: the context is %lld tokens, which is what fits in memory; the model could have %lld", (long long)p.ctx_tokens,
+               (long long)f->c->max_position_embeddings);
+    o->ctx_tokens_max = p.ctx_tokens;
+    return 0;
+}
+
+static int build(fwd *f, const dm_forward_opts *asked, dm_err *e) {
+    dm_forward_opts opts = *asked, *o = &opts;
+    int rc = check_memory(f, o, e);
+    if (rc == 0) rc = fwd_shape(f, o, e);
     if (rc < 0) return rc;
     f->base.ops = &ops;
     bind_layers(f);

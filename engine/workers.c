@@ -129,16 +129,19 @@ void workers_destroy(workers *w) {
     dm_free(w);
 }
 
+static size_t one_scratch(size_t scratch_bytes) { return (scratch_bytes + 63) / 64 * 64 + 64; }
+size_t workers_bytes(int threads, size_t scratch_bytes) { return one_scratch(scratch_bytes) * (size_t)threads; }
+
 int workers_create(workers **out, int threads, size_t scratch_bytes, dm_err *e) {
     *out = NULL;
-    size_t each = (scratch_bytes + 63) / 64 * 64 + 64;
+    size_t each = one_scratch(scratch_bytes);
     workers *w = dm_calloc(1, sizeof *w);
     if (!w) return dm_err_set(e, DM_ENOMEM, "workers", "out of memory for %d worker threads", threads);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wake, NULL);
     pthread_cond_init(&w->done, NULL);
     w->helper = dm_calloc((size_t)threads, sizeof *w->helper);
-    w->scratch = dm_aligned(64, each * (size_t)threads);
+    w->scratch = dm_aligned(64, workers_bytes(threads, scratch_bytes));
     if (!w->helper || !w->scratch) {
         workers_destroy(w);
         return dm_err_set(e, DM_ENOMEM, "workers", "out of memory for the workspace of %d worker threads", threads);

@@ -10,6 +10,8 @@
 typedef struct workers workers;
 typedef void (*workers_fn)(void *ctx, int64_t task, void *scratch);
 
+/* Memory for the scratch of that many workers. */
+size_t workers_bytes(int threads, size_t scratch_bytes);
 /* threads counts the caller, so 1 starts none.  Each worker owns scratch_bytes, aligned to 64. */
 int workers_create(workers **out, int threads, size_t scratch_bytes, dm_err *e);
 void workers_destroy(workers *w); /* NULL is fine; not during a run */

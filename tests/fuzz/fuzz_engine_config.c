@@ -26,12 +26,14 @@ static void check_plan(const dm_config *c)
     if ((int64_t)(c->num_hidden_layers + 1) * c->n_routed_experts > 4096) return; /* slow, and nothing new */
     for (size_t i = 0; i < DM_COUNT(mem); i++) {
         dm_plan p;
-        int rc = dm_model_plan(c, mem[i], &p, &e);
+        int rc = dm_model_plan(c, &(dm_plan_opts){ .mem_bytes = mem[i] }, &p, &e);
         if (rc < 0) {
             fuzz_told(rc, &e);
             continue;
         }
-        FUZZ_CHECK(p.weight_bytes > 0 && p.weight_bytes == p.weight_bytes_expert + p.weight_bytes_attn + p.weight_bytes_other);
+        FUZZ_CHECK(p.weight_bytes > 0 && p.weight_bytes == p.weight_bytes_expert + p.weight_bytes_shared + p.weight_bytes_attn + p.weight_bytes_index +
+                                                             p.weight_bytes_router + p.weight_bytes_embed + p.weight_bytes_head + p.weight_bytes_mtp);
+        FUZZ_CHECK(p.need_bytes > p.weight_bytes_resident && (mem[i] == 0 || dm_plan_check(&p, &e) == (p.need_bytes > mem[i] ? DM_ELIMIT : 0)));
         FUZZ_CHECK(p.block_bytes >= 0 && p.kv_bytes_at_max >= 0 && p.state_bytes_max > 0 && p.scratch_bytes > 0 && p.window_bytes > 0);
         FUZZ_CHECK(within(p.ctx_tokens_fit, mem[i] ? 0 : -1, c->max_position_embeddings));
     }

@@ -234,7 +234,7 @@ static void flipped_bytes_never_pass_as_an_impossible_model(void **s)
         else {
             dm_plan p;
             good++;
-            assert_ok_e(dm_model_plan(&c, 0, &p, &e), e);
+            assert_ok_e(dm_model_plan(&c, NULL, &p, &e), e);
             assert_true(p.weight_bytes > 0 && p.block_bytes >= 0 && p.weight_tensors > 0);
         }
         b.p[at] = was;

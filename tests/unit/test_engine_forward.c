@@ -141,7 +141,7 @@ static void the_plan_tells_the_size_of_blocks_and_states(void **state) {
     (void)state;
     dm_plan plan;
     dm_err e = {0};
-    assert_ok_e(dm_model_plan(dm_model_config(model), 0, &plan, &e), e);
+    assert_ok_e(dm_model_plan(dm_model_config(model), NULL, &plan, &e), e);
     dm_forward *f = forward(1, 256);
     assert_int_equal(f->block_bytes, plan.block_bytes);
     dm_fseq *s = forward_test_seq(f);

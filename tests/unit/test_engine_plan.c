@@ -1,15 +1,21 @@
 /* The plan against the published figures and against the engine itself. */
 #include "tests/lib/engine_files.h"
 
-static dm_plan plan_of(const char *config, int64_t mem)
+#include "engine/memory_int.h"
+
+static dm_plan plan_with(const char *config, dm_plan_opts o)
 {
     dm_config c;
     dm_plan p;
     dm_err e;
     assert_ok_e(dm_config_read(&c, config, &e), e);
-    assert_ok_e(dm_model_plan(&c, mem, &p, &e), e);
+    assert_ok_e(dm_model_plan(&c, &o, &p, &e), e);
+    assert_int_equal(p.weight_bytes_expert + p.weight_bytes_shared + p.weight_bytes_attn + p.weight_bytes_index + p.weight_bytes_router + p.weight_bytes_embed +
+                         p.weight_bytes_head + p.weight_bytes_mtp, p.weight_bytes);
+    assert_int_equal(p.weight_bytes_resident + p.table_bytes + p.scratch_bytes + p.worker_bytes + p.sequence_bytes + p.kv_bytes + p.other_bytes, p.need_bytes);
     return p;
 }
+static dm_plan plan_of(const char *config, int64_t mem) { return plan_with(config, (dm_plan_opts){.mem_bytes = mem}); }
 
 static void flash_takes_what_its_index_says(void **s)
 {
@@ -17,13 +23,18 @@ static void flash_takes_what_its_index_says(void **s)
     dm_plan p = plan_of(test_data("engine/flash.config.json"), 0);
     assert_int_equal(p.weight_bytes, 159609485896);
     assert_int_equal(p.weight_tensors, 69187);
-    assert_int_equal(p.weight_bytes_expert + p.weight_bytes_attn + p.weight_bytes_other, p.weight_bytes);
+    assert_int_equal(p.weight_bytes_expert, 43ll * 256 * 13369344); /* 3 · 4096 · 2048 · (1/2 + 1/32) */
+    assert_int_equal(p.weight_bytes_embed, 129280ll * 4096 * 2);
+    assert_int_equal(p.weight_bytes_head, 129280ll * 4096 * 2 + 4096 * 2 + (4 * 4 * 4096 + 4 + 1) * 4);
+    assert_int_equal(p.weight_bytes_resident, p.weight_bytes - p.weight_bytes_mtp); /* the context is longer than the vocabulary */
     assert_int_equal(p.block_bytes, 899648);
     assert_int_equal(p.kv_bytes_bf16_at_max, 7219838976);
     assert_int_equal(p.kv_bytes_at_max, 899648ll * 4096);
     assert_int_equal(p.window_bytes, 3214336);
     assert_true(p.kv_bytes_per_token == 3514.25);
     assert_int_equal(p.ctx_tokens_fit, -1);
+    dm_plan drafting = plan_with(test_data("engine/flash.config.json"), (dm_plan_opts){.forward.draft = true});
+    assert_int_equal(drafting.weight_bytes_resident, p.weight_bytes);
 }
 
 static void pro_takes_what_its_index_says(void **s)
@@ -42,13 +53,98 @@ static void context_grows_with_memory_up_to_the_models_own(void **s)
 {
     (void)s;
     const char *flash = test_data("engine/flash.config.json");
-    dm_plan p = plan_of(flash, 0);
-    int64_t fixed = p.weight_bytes + p.scratch_bytes + p.window_bytes + p.state_bytes_max;
     assert_int_equal(plan_of(flash, 1).ctx_tokens_fit, 0);
-    assert_int_equal(plan_of(flash, fixed - 1).ctx_tokens_fit, 0);
-    assert_int_equal(plan_of(flash, fixed + p.block_bytes).ctx_tokens_fit, 256);
-    assert_int_equal(plan_of(flash, fixed + 10 * p.block_bytes - 1).ctx_tokens_fit, 9 * 256);
     assert_int_equal(plan_of(flash, INT64_MAX).ctx_tokens_fit, 1048576);
+    static const int64_t contexts[] = {256, 512, 5120, 65536, 524288, 1048576};
+    for (size_t i = 0; i < DM_COUNT(contexts); i++) { /* exactly what is needed is enough, a byte less is not */
+        dm_plan_opts o = {.forward.ctx_tokens_max = contexts[i]};
+        o.mem_bytes = plan_with(flash, o).need_bytes;
+        dm_plan p = plan_with(flash, o);
+        dm_err e = {0};
+        assert_int_equal(p.ctx_tokens_fit, contexts[i]);
+        assert_ok_e(dm_plan_check(&p, &e), e);
+        o.mem_bytes--;
+        p = plan_with(flash, o);
+        assert_int_equal(p.ctx_tokens_fit, contexts[i] - 256);
+        assert_err(DM_ELIMIT, dm_plan_check(&p, &e));
+    }
+}
+
+static void what_does_not_fit_is_refused_with_the_ways_out(void **s)
+{
+    (void)s;
+    const char *flash = test_data("engine/flash.config.json");
+    dm_err e = {0};
+    dm_plan p = plan_of(flash, (int64_t)24 << 30);
+    assert_err(DM_ELIMIT, dm_plan_check(&p, &e));
+    assert_text(e.text, "the model needs 149 GiB (weights 145 GiB, KV of 1048576 tokens 3.4 GiB");
+    assert_text(e.text, "24 GiB may be used");
+    assert_text(e.text, "the weights alone do not fit");
+    assert_text(e.text, "--memory SIZE");
+    p = plan_with(flash, (dm_plan_opts){.forward.ctx_tokens_max = 1048576, .mem_bytes = (int64_t)147 << 30});
+    assert_err(DM_ELIMIT, dm_plan_check(&p, &e));
+    assert_text(e.text, "tokens would fit (--context)");
+    assert_text(e.text, "--rows");
+    p = plan_of(flash, (int64_t)147 << 30); /* nobody asked for all of it, so it is cut */
+    assert_ok_e(dm_plan_check(&p, &e), e);
+    assert_true(p.ctx_tokens >= 4096 && p.ctx_tokens < 1048576 && p.ctx_tokens == p.ctx_tokens_fit);
+    p = plan_with(flash, (dm_plan_opts){.forward.ctx_tokens_max = 256, .mem_bytes = p.weight_bytes_resident - p.weight_bytes_embed + ((int64_t)64 << 20)});
+    assert_err(DM_ELIMIT, dm_plan_check(&p, &e));
+    assert_text(e.text, "not even a context of 256 tokens fits");
+    p = plan_with(flash, (dm_plan_opts){.mem_bytes = (int64_t)152 << 30, .other_bytes = (int64_t)8 << 30, .forward.ctx_tokens_max = 1 << 20});
+    assert_err(DM_ELIMIT, dm_plan_check(&p, &e)); /* what the caller needs beside counts too */
+}
+
+static void a_forward_that_does_not_fit_is_not_made(void **s)
+{
+    (void)s;
+    dm_model *m;
+    dm_forward *f;
+    dm_err e;
+    assert_ok_e(dm_model_open(&m, synthetic("tiny2"), &e), e);
+    dm_plan p;
+    dm_forward_opts o = {.threads = 2, .rows_max = 64};
+    assert_ok_e(dm_model_plan(dm_model_config(m), &(dm_plan_opts){.forward = o}, &p, &e), e);
+    o.mem_bytes_max = p.need_bytes;
+    assert_ok_e(dm_forward_create(&f, m, &o, &e), e);
+    assert_int_equal(f->ctx_tokens_max, 1048576);
+    dm_forward_destroy(f);
+    o.mem_bytes_max = p.need_bytes - p.kv_bytes / 2;
+    assert_ok_e(dm_forward_create(&f, m, &o, &e), e); /* with half of the context, about */
+    assert_true(f->ctx_tokens_max > 400000 && f->ctx_tokens_max < 700000);
+    dm_forward_destroy(f);
+    o.ctx_tokens_max = 1048576;
+    assert_err(DM_ELIMIT, dm_forward_create(&f, m, &o, &e));
+    assert_text(e.text, "tokens would fit (--context)");
+    o.mem_bytes_max = 1 << 20;
+    assert_err(DM_ELIMIT, dm_forward_create(&f, m, &o, &e));
+    assert_text(e.text, "weights alone do not fit");
+    o.mem_bytes_max = -1;
+    assert_ok_e(dm_forward_create(&f, m, &o, &e), e); /* nothing is asked */
+    dm_forward_destroy(f);
+    dm_model_close(m);
+}
+
+/* Both hierarchies of control groups, nested, with and without a bound. */
+static void a_control_group_bounds_memory(void **s)
+{
+    (void)s;
+    const char *mount = scratch("cgroup"), *list = scratch("cgroup.list");
+    int64_t machine = dm_memory_limit_at(scratch("nothing"), mount);
+    assert_true(machine > (int64_t)64 << 20 && machine < (int64_t)1 << 50);
+    test_put(mount, "a/b/memory.max", "max\n");
+    test_put(mount, "a/memory.max", "33554432\n");
+    test_put(mount, "memory/x/memory.limit_in_bytes", "16777216\n");
+    test_put(mount, "memory/y/memory.limit_in_bytes", "9223372036854771712\n"); /* how the older kind says none */
+    static const struct { const char *list; int64_t bound; } cases[] = {
+        {"0::/a/b\n", 33554432}, {"0::/a\n", 33554432}, {"0::/\n", 0}, {"0::/c\n", 0}, {"4:memory:/x\n0::/\n", 16777216}, {"4:memory:/y\n0::/a/b\n", 33554432},
+        {"9:name=systemd:/a\n", 0}, {"", 0}, {"nonsense\n:\n::\n", 0}};
+    for (size_t i = 0; i < DM_COUNT(cases); i++) {
+        spit(list, cases[i].list, strlen(cases[i].list));
+        int64_t got = dm_memory_limit_at(list, mount);
+        if (got != (cases[i].bound ? cases[i].bound : machine)) fail_msg("case %zu: %lld", i, (long long)got);
+    }
+    assert_true(dm_memory_limit() <= machine);
 }
 
 /* A config without any compressed layer has no growing cache; its context is the model's. */
@@ -111,7 +207,7 @@ static void a_failed_allocation_is_reported(void **s)
     assert_ok_e(dm_config_read(&c, test_data("engine/flash.config.json"), &e), e);
     for (int64_t n = 1; n < 10; n++) {
         dm_fault_alloc_after(n);
-        int rc = dm_model_plan(&c, 0, &p, &e);
+        int rc = dm_model_plan(&c, NULL, &p, &e);
         dm_fault_alloc_after(-1);
         if (rc == 0) return;
         assert_int_equal(rc, DM_ENOMEM);
@@ -125,6 +221,9 @@ int main(void)
         cmocka_unit_test(flash_takes_what_its_index_says),
         cmocka_unit_test(pro_takes_what_its_index_says),
         cmocka_unit_test(context_grows_with_memory_up_to_the_models_own),
+        cmocka_unit_test(what_does_not_fit_is_refused_with_the_ways_out),
+        cmocka_unit_test(a_forward_that_does_not_fit_is_not_made),
+        cmocka_unit_test(a_control_group_bounds_memory),
         cmocka_unit_test(a_window_only_model_needs_no_blocks),
         cmocka_unit_test(the_plan_agrees_with_the_files_and_with_the_engine),
         cmocka_unit_test(a_failed_allocation_is_reported),

@@ -215,7 +215,7 @@ static void a_bf16_checkpoint_is_read_planned_and_run(void **s)
     }
     json_t *index = json_load_file(in_dir(dir, "model.safetensors.index.json"), 0, NULL);
     dm_plan p;
-    assert_ok_e(dm_model_plan(c, 0, &p, &e), e);
+    assert_ok_e(dm_model_plan(c, NULL, &p, &e), e);
     assert_int_equal(json_object_size(json_object_get(index, "weight_map")), p.weight_tensors);
     assert_int_equal(json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size")), p.weight_bytes);
     json_decref(index);
