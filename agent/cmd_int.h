@@ -54,9 +54,9 @@ void signals_clear(void);
 /* ---- cmd_setup.c ------------------------------------------------------------------------------------------ */
 
 typedef struct setup_opts {
-    const char *model, *state_dir, *workspace, *numerics, *isa, *sleep, *sandbox, *kv_salt;
+    const char *model, *state_dir, *workspace, *numerics, *isa, *sleep, *sandbox, *kv_salt, *switches;
     const char *resume; /* a session that must exist: said before anything big is opened */
-    int64_t threads, ctx_tokens, kv_bytes, ram_bytes, max_turns, max_tokens;
+    int64_t threads, ctx_tokens, rows, memory, kv_bytes, ram_bytes, max_turns, max_tokens;
     bool kv, yes, ask, verbose, grammar;
 } setup_opts;
 
@@ -75,7 +75,11 @@ typedef struct setup_opts {
     { "numerics", 0, DM_OPT_ENUM, offsetof(setup_opts, numerics), .def = "fast", .choices = "fast|exact|plain", .help = "numeric path" }, \
     { "threads", 0, DM_OPT_INT, offsetof(setup_opts, threads), .def = "0", .min = 0, .max = 1024, .help = "of the model; 0: one per core" },   \
     { "isa", 0, DM_OPT_ENUM, offsetof(setup_opts, isa), .choices = CMD_ISAS, .help = "instruction set; default: the best there is" },       \
-    { "ctx-tokens", 0, DM_OPT_INT, offsetof(setup_opts, ctx_tokens), .def = "0", .min = 0, .max = 1 << 24, .help = "context at most; 0: the model's" }, \
+    { "context", 0, DM_OPT_INT, offsetof(setup_opts, ctx_tokens), .def = "0", .min = 0, .max = 1 << 24, .help = "tokens at most; 0: the model's, or what fits" }, \
+    { "ctx-tokens", 0, DM_OPT_INT, offsetof(setup_opts, ctx_tokens), .min = 0, .max = 1 << 24 }, /* its old name */                      \
+    { "rows", 0, DM_OPT_INT, offsetof(setup_opts, rows), .def = "0", .min = 0, .max = 65536, .help = "rows of a step at most; 0: 256" },    \
+    { "memory", 0, DM_OPT_BYTES, offsetof(setup_opts, memory), .def = "0", .help = "for the model; 0: the machine's, or its control group's bound" }, \
+    { "debug-switch", 0, DM_OPT_STR, offsetof(setup_opts, switches), .def = "", .metavar = "NAME,…", .help = "shared-unclamped, kv-bf16, index-f32: for finding a difference" }, \
     { "kv", 0, DM_OPT_FLAG, offsetof(setup_opts, kv), .def = "1", .help = "keep KV blocks in RAM and on disk (--no-kv: do not)" },         \
     { "kv-bytes", 0, DM_OPT_BYTES, offsetof(setup_opts, kv_bytes), .def = "16G", .help = "disk for stored KV at most" },                    \
     { "ram-bytes", 0, DM_OPT_BYTES, offsetof(setup_opts, ram_bytes), .def = "1G", .help = "memory for stored KV at most" },                 \
@@ -94,6 +98,7 @@ typedef struct setup {
     dm_model *model;
     dm_tok *tok;
     dm_vocab *vocab;
+    dm_forward_opts fo;  /* what fits of what was asked for */
     dm_forward *forward;
     dm_engine *engine;
     dm_kv *kv;

@@ -143,12 +143,43 @@ static int open_sandbox(setup *s, dm_err *e)
     return dm_sandbox_start(&s->sandbox, &o, e);
 }
 
+#define TOKENIZER_TIMES 5 /* while it is read a tokenizer takes about that many times its file, and less with its grammar later */
+
+/* Whether the model fits beside what else is kept in memory, before gigabytes are read.  The store's RAM tier counts as far as one
+ * session can fill it. */
+static int plan_forward(setup *s, dm_err *e)
+{
+    const setup_opts *o = s->o;
+    const dm_config *c = dm_model_config(s->model);
+    struct stat st;
+    char *tokenizer = dm_path_join(s->model_dir, "tokenizer.json");
+    dm_plan p;
+    s->fo = (dm_forward_opts){ .threads = (int)o->threads, .isa = o->isa, .ctx_tokens_max = o->ctx_tokens, .rows_max = (int)o->rows };
+    s->fo.numerics = !strcmp(o->numerics, "exact") ? DM_NUM_EXACT : !strcmp(o->numerics, "plain") ? DM_NUM_PLAIN : DM_NUM_FAST;
+    dm_plan_opts po = { .mem_bytes = o->memory ? o->memory : dm_memory_limit() };
+    int rc = dm_switch_parse(o->switches, &s->fo.switches, e);
+    po.forward = s->fo;
+    if (rc == 0 && o->kv) rc = dm_model_plan(c, &po, &p, e);
+    if (rc == 0 && o->kv) po.other_bytes = p.kv_bytes + p.state_bytes_max < o->ram_bytes ? p.kv_bytes + p.state_bytes_max : o->ram_bytes;
+    if (tokenizer && stat(tokenizer, &st) == 0) po.other_bytes += (int64_t)st.st_size * TOKENIZER_TIMES;
+    dm_free(tokenizer);
+    if (rc == 0) rc = dm_model_plan(c, &po, &p, e);
+    if (rc == 0) rc = dm_plan_check(&p, e);
+    if (rc < 0) return rc;
+    if (!o->ctx_tokens && p.ctx_tokens < c->max_position_embeddings)
+        err_printf("dormouse: the context is %lld tokens, which is what fits in memory; the model could have %lld\n", (long long)p.ctx_tokens, (long long)c->max_position_embeddings);
+    s->fo.ctx_tokens_max = p.ctx_tokens;
+    s->fo.mem_bytes_max = -1;
+    return 0;
+}
+
 static int open_model(setup *s, dm_err *e)
 {
     char *cache = dm_path_join(s->state_dir, "models");
     if (!cache) return dm_err_set(e, DM_ENOMEM, "model", "out of memory");
     int rc = dm_mkdirs(cache, 0700, e);
     if (rc == 0) rc = dm_model_open(&s->model, s->model_dir, e);
+    if (rc == 0) rc = plan_forward(s, e);
     if (rc == 0) {
         rc = dm_tok_open(&s->tok, s->model_dir, e);
         if (rc == DM_ENOENT) rc = e->code = DM_EMODEL; /* the directory is there; it is incomplete */
@@ -164,9 +195,7 @@ static int open_model(setup *s, dm_err *e)
 
 static int open_engine(setup *s, dm_err *e)
 {
-    dm_forward_opts fo = { .threads = (int)s->o->threads, .isa = s->o->isa, .ctx_tokens_max = s->o->ctx_tokens };
-    fo.numerics = !strcmp(s->o->numerics, "exact") ? DM_NUM_EXACT : !strcmp(s->o->numerics, "plain") ? DM_NUM_PLAIN : DM_NUM_FAST;
-    int rc = dm_forward_create(&s->forward, s->model, &fo, e);
+    int rc = dm_forward_create(&s->forward, s->model, &s->fo, e);
     dm_engine_opts eo = { 0 };
     return rc < 0 ? rc : dm_engine_create(&s->engine, s->forward, &eo, e);
 }

@@ -182,6 +182,7 @@ static int build(fwd *f, const dm_forward_opts *asked, dm_err *e) {
     size_t bytes = fwd_lay_out(f, NULL);
     f->arena = dm_aligned(64, bytes);
     if (!f->arena) return dm_err_set(e, DM_ENOMEM, "forward", "out of memory for %zu bytes of scratch; fewer rows per step need less", bytes);
+    memset(f->arena, 0, bytes); /* taken now, as the account says, and not when the first long step comes */
     fwd_lay_out(f, f->arena);
     make_tables(f);
     rc = pool_create(&f->pool, f->base.block_bytes, o->pool_bytes_max, e);

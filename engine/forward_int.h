@@ -29,6 +29,7 @@
 #define FWD_PAIRS (KERN_ROPE_DIM / 2)
 #define FWD_HEADS_TASK 16     /* heads of one attention task */
 #define FWD_WIDEN_ROWS 16     /* runs at least this long get their keys widened once for all rows … */
+#define FWD_WIDEN_RUNS 8       /* … if no more than so many runs of a step are that long; further ones do without */
 #define FWD_WIDEN_ENTRIES 4096 /* … compressed ones as long as all runs of a step together have no more than this */
 #define FWD_LOGIT_ROWS 32     /* head rows computed at once */
 

@@ -103,7 +103,8 @@ static void count_sizes(fwd *f) {
     f->score_cap = R * entries4 < SCORE_FLOATS ? R * entries4 : SCORE_FLOATS;
     if (f->score_cap < entries4) f->score_cap = entries4;
     if (f->row_fp8 && R >= FWD_WIDEN_ROWS) {
-        f->wide_cap = R + (FWD_WINDOW - 1) * (R / FWD_WIDEN_ROWS);
+        int64_t runs = R / FWD_WIDEN_ROWS < FWD_WIDEN_RUNS ? R / FWD_WIDEN_ROWS : FWD_WIDEN_RUNS;
+        f->wide_cap = R + (FWD_WINDOW - 1) * runs;
         f->entries_cap = c4 ? entries4 : entries128;
         if (f->entries_cap > FWD_WIDEN_ENTRIES) f->entries_cap = FWD_WIDEN_ENTRIES;
     }
