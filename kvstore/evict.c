@@ -21,6 +21,7 @@
  *   E3  nothing is evicted for it that it may hang on: neither of its run, nor of a priority from the run's floor up; nor for others,
  *       as long as the run is spared or in the transaction that writes it
  *   E4  it is not written when its predecessor is not there
+ * E3 holds because every predecessor, near or far, of an entry in a run is in the run too or has at least the run's floor as its priority.
  * With E3, what does not fit of a prompt larger than the quota is its end. */
 #include <errno.h>
 #include <string.h>
@@ -109,6 +110,16 @@ int kv_entry_delete(kv_write *w, const kv_key *k)
     return delete_parts(w, k);
 }
 
+static bool is_run(uint64_t written) { return written % 16 == 1; }
+
+/* NULL: not a run, or one that is not known (any more). */
+static kv_run *find_run(dm_kv *kv, uint64_t start)
+{
+    for (int i = 0; i < KV_RUNS && is_run(start); i++)
+        if (kv->runs[i].start == start) return &kv->runs[i];
+    return NULL;
+}
+
 /* ---- use ------------------------------------------------------------------------------------------- */
 
 uint32_t kv_uses_after(uint32_t uses, int64_t more)
@@ -139,8 +150,14 @@ int kv_touch(kv_write *w, const kv_key *k, int64_t uses, const kv_rank *r)
     dm_kv *kv = w->kv;
     int rc = kv_index_get(kv, w->txn, k, &ix);
     if (rc) return rc == MDB_NOTFOUND ? 0 : rc;
+    if (!r && is_run(ix.written)) uses %= KV_AGAIN; /* only its rank tells how young it may be (E1) */
     uint32_t sum = kv_uses_after(ix.uses, uses);
     uint64_t age = r ? r->age : age_now(w), written = uses < KV_AGAIN ? ix.written : r ? r->written : w->clock.bytes;
+    kv_run *run = uses < KV_AGAIN ? NULL : find_run(kv, ix.written);
+    if (run) { /* it stays in its run, which grew young with it: others of the run may hang on it (E3) */
+        run->latest = w->clock.bytes;
+        written = ix.written;
+    }
     if (age < ix.last_used) age = ix.last_used;
     uint64_t priority = kv_priority(kv, age, sum), step = (uint64_t)kv->quota_pages * kv->page_bytes / 64;
     if (r && priority > r->most) priority = r->most;
@@ -161,13 +178,6 @@ int kv_touch(kv_write *w, const kv_key *k, int64_t uses, const kv_rank *r)
 
 /* ---- runs ------------------------------------------------------------------------------------------ */
 
-static kv_run *find_run(dm_kv *kv, uint64_t start)
-{
-    for (int i = 0; i < KV_RUNS; i++)
-        if (kv->runs[i].start == start) return &kv->runs[i];
-    return NULL;
-}
-
 /* In the place of the one that has been idle longest. */
 static kv_run *add_run(dm_kv *kv, uint64_t start, uint64_t floor)
 {
@@ -187,7 +197,6 @@ static uint64_t run_start(kv_write *w)
     while (find_run(w->kv, start));
     return start;
 }
-static bool is_run(uint64_t written) { return written % 16 == 1; }
 
 kv_rank kv_rank_alone(const kv_write *w)
 {
@@ -213,9 +222,10 @@ int kv_rank_behind(kv_write *w, const dm_hash *prev, bool state, kv_rank *r)
         goes_on = ix.last_used <= ix.written; /* not used since */
         if (r->age > ix.last_used || goes_on) r->age = ix.last_used;
     }
-    r->written = goes_on && is_run(ix.written) ? ix.written : run_start(w);
-    kv_run *run = find_run(kv, r->written);
-    if (!run) run = add_run(kv, r->written, r->most);
+    /* A run that is forgotten is not taken up again: not all that hangs on its entries hangs on something above this floor. */
+    kv_run *run = goes_on ? find_run(kv, ix.written) : NULL;
+    if (!run) run = add_run(kv, run_start(w), r->most);
+    r->written = run->start;
     run->latest = w->clock.bytes;
     run->no = w->no;
     if (run->floor < w->held) w->held = run->floor;
@@ -247,7 +257,7 @@ static uint64_t least_floor(const kv_write *w, uint64_t recent)
 /* Of a run that this transaction writes to. */
 static bool in_hand(const kv_write *w, const kv_index *ix)
 {
-    const kv_run *run = is_run(ix->written) ? find_run(w->kv, ix->written) : NULL;
+    const kv_run *run = find_run(w->kv, ix->written);
     return run && run->no == w->no;
 }
 
@@ -256,25 +266,53 @@ static bool in_hand(const kv_write *w, const kv_index *ix)
 /* What a scan leaves alone. */
 typedef enum spare { SPARE_NONE, SPARE_WRITTEN, SPARE_USED } spare;
 
-/* Dooms k (find does not offer it any more) unless it is pinned, or was put again or found while this transaction runs: its new
- * age is not in the index yet, and its caller may count on it. */
-static bool doom(kv_write *w, const kv_key *k, spare what)
+enum { SPARED_PIN = 1, SPARED_USE = 2 };
+
+static bool spare_all(kv_map *spared, const kv_map *keys, int64_t why)
+{
+    for (size_t i = 0; i < keys->cap; i++) {
+        kv_slot *s = keys->slots[i].key.kind ? kv_map_put(spared, &keys->slots[i].key) : NULL;
+        if (s) s->v.count |= why;
+        else if (keys->slots[i].key.kind) return false;
+    }
+    return true;
+}
+
+/* Is k pinned, or put again or found while this transaction runs (its new age is not in the index yet, and its caller may count on it)?
+ * Pins and uses hold a chain from its beginning, but they come and go while a scan walks from its end: so what once stood in the way
+ * does so to the end of the transaction, with all that was held beside it.  Else the end of a hit between two looks would let a
+ * block go that the spared ones hang on.  kv->lock held; 1, 0, or ENOMEM. */
+static int spared(kv_write *w, const kv_key *k, spare what)
+{
+    dm_kv *kv = w->kv;
+    const int64_t why = SPARED_PIN | (what == SPARE_NONE ? 0 : SPARED_USE);
+    const kv_slot *s = kv_map_find(&w->spared, k);
+    if (s && s->v.count & why) return 1;
+    bool held = kv_map_count(&kv->pins, k) || (what != SPARE_NONE && kv_map_find(&kv->touched, k));
+    if (!held) return 0;
+    return spare_all(&w->spared, &kv->pins, SPARED_PIN) && spare_all(&w->spared, &kv->touched, SPARED_USE) ? 1 : ENOMEM;
+}
+
+/* Dooms k (find does not offer it any more) unless it is spared.  0: doomed; EBUSY; ENOMEM. */
+static int doom(kv_write *w, const kv_key *k, spare what)
 {
     dm_kv *kv = w->kv;
     if (w->gone_count == w->gone_cap) {
         size_t cap = w->gone_cap ? w->gone_cap * 2 : 64;
         kv_key *more = dm_realloc(w->gone, cap * sizeof *more);
-        if (!more) return false;
+        if (!more) return ENOMEM;
         w->gone = more;
         w->gone_cap = cap;
     }
     pthread_mutex_lock(&kv->lock);
-    kv_entry *en = kv_ram_get(kv, k);
-    bool ok = !kv_map_count(&kv->pins, k) && !(what != SPARE_NONE && kv_map_find(&kv->touched, k)) && kv_map_add(&kv->doomed, k, 1);
-    if (ok && en) en->on_disk = false; /* now the only copy; put back if the transaction fails */
+    int rc = spared(w, k, what);
+    if (rc == 1) rc = EBUSY;
+    if (rc == 0 && !kv_map_add(&kv->doomed, k, 1)) rc = ENOMEM;
+    kv_entry *en = rc == 0 ? kv_ram_get(kv, k) : NULL;
+    if (en) en->on_disk = false; /* now the only copy; put back if the transaction fails */
     pthread_mutex_unlock(&kv->lock);
-    if (ok) w->gone[w->gone_count++] = *k;
-    return ok;
+    if (rc == 0) w->gone[w->gone_count++] = *k;
+    return rc;
 }
 
 #define STOP (-1) /* not an LMDB code: all that follows has more priority than may be evicted */
@@ -298,7 +336,8 @@ static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB
     if (ix.seq >= w->seq_first || in_hand(w, &ix)) return 0;
     if (what != SPARE_NONE && written + recent > w->clock.bytes) return 0;
     if (what == SPARE_USED && ix.last_used + recent > w->clock.bytes) return 0;
-    if (!doom(w, &k, what)) return 0;
+    rc = doom(w, &k, what);
+    if (rc) return rc == EBUSY ? 0 : STOP; /* out of memory: nobody knows what may go */
     rc = mdb_cursor_del(cur, 0);
     uint8_t buf[KV_KEY_MAX];
     MDB_val key = { kv_key_encode(buf, &k), buf };

@@ -317,6 +317,7 @@ typedef struct kv_write {
     int64_t pages_file;  /* of the file, free ones too, at the start of the transaction */
     kv_key *gone;        /* owned; keys doomed by this transaction */
     size_t gone_count, gone_cap;
+    kv_map spared;       /* owned; keys that stood in the way of eviction, and why */
     int64_t written_bytes, evicted;
     int64_t written[3];  /* entries by kind */
     uint64_t no;         /* of the transaction, in this process */

@@ -188,7 +188,8 @@ static int put_known(dm_kv *kv, const kv_key *k, const dm_hash *prev)
     }
     kv->st.put_duplicates++;
     kv_ram_use(kv, en);
-    if (en->on_disk) kv_note_use(kv, k, KV_AGAIN);
+    /* One behind a predecessor is in the queue or with the writer, who makes it as young as that allows (E1), not younger. */
+    if (en->on_disk && !en->chained) kv_note_use(kv, k, KV_AGAIN);
     return 1;
 }
 

@@ -86,6 +86,7 @@ static void write_settle(kv_write *w, bool committed)
     pthread_mutex_unlock(&kv->lock);
     dm_free(w->gone);
     w->gone = NULL;
+    kv_map_free(&w->spared);
 }
 
 static int write_commit(kv_write *w)
