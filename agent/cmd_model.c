@@ -1,4 +1,5 @@
 /* cmd_model.c — `dormouse model …`: model directories, looked at and checked. */
+#include "agent/check_int.h"
 #include "agent/cmd_int.h"
 
 #include <stdlib.h>
@@ -7,7 +8,8 @@
 typedef struct model_opts {
     bool all, json, special, ids, keep_thinking, draft;
     int64_t mem, context, rows, layers, chunk, threads, seed;
-    const char *numerics, *isa, *mode, *effort, *revision, *vectors;
+    const char *numerics, *isa, *mode, *effort, *revision, *vectors, *switches, *report, *state_dir;
+    unsigned on; /* switches */
 } model_opts;
 
 #define HELP { "help", 'h', DM_OPT_HELP, 0, .help = "this text" }
@@ -158,32 +160,60 @@ static int verify_file(const char *dir, const char *file, const dm_verify_opts *
     return rc;
 }
 
+/* The checklist: no vectors, the deployment as it will run. */
+static int verify_deployment(const char *dir, const model_opts *o)
+{
+    char *state = setup_state_dir(o->state_dir), *cache = state ? dm_path_join(state, "models") : NULL;
+    check_opts co = { .dir = dir, .cache_dir = cache, .numerics = numerics_of(o->numerics ? o->numerics : "fast"), .isa = o->isa, .threads = (int)o->threads,
+                      .rows = (int)o->rows, .mem_bytes = o->mem, .context = o->context, .switches = o->on, .progress = progress };
+    int status = cmd_check(&co, o->report);
+    dm_free(cache);
+    dm_free(state);
+    return status;
+}
+
+static int verify_files(const char *dir, const model_opts *o, const dm_opt_result *res)
+{
+    dm_verify_opts vo = { .numerics = numerics_of(o->numerics ? o->numerics : "exact"), .threads = (int)o->threads, .isa = o->isa, .chunk = (int)o->chunk, .switches = o->on };
+    int worst = o->vectors ? verify_file(dir, o->vectors, &vo) : 0;
+    for (int i = 1; i < res->nargs && worst != DM_ECANCELED; i++) {
+        int rc = verify_file(dir, res->args[i], &vo);
+        if (rc < 0) worst = rc;
+    }
+    return worst == DM_ECANCELED ? dm_exit_code(worst) : worst < 0 ? 1 : 0;
+}
+
 static int model_verify(int argc, char **argv)
 {
     static const dm_opt t[] = {
         { "vectors", 0, DM_OPT_STR, offsetof(model_opts, vectors), .metavar = "FILE", .help = "a file of vectors; more may follow as arguments" },
-        { "numerics", 0, DM_OPT_ENUM, offsetof(model_opts, numerics), .def = "exact", .choices = "exact|plain|fast", .help = "numeric path" },
-        { "chunk", 0, DM_OPT_INT, offsetof(model_opts, chunk), .def = "0", .min = 0, .max = 1 << 20, .help = "rows per step; 0: whole" },
+        { "numerics", 0, DM_OPT_ENUM, offsetof(model_opts, numerics), .choices = "exact|plain|fast", .help = "numeric path; default: exact with vectors, fast without" },
+        { "chunk", 0, DM_OPT_INT, offsetof(model_opts, chunk), .def = "0", .min = 0, .max = 1 << 20, .help = "with vectors: rows per step; 0: whole" },
         { "threads", 0, DM_OPT_INT, offsetof(model_opts, threads), .def = "0", .min = 0, .max = 1024, .help = "0: one per core" },
-        { "isa", 0, DM_OPT_ENUM, offsetof(model_opts, isa), .choices = CMD_ISAS, .help = "instruction set; default: the best there is" }, HELP };
-    static const char usage[] = "model verify [OPTIONS] DIR --vectors FILE…";
+        { "isa", 0, DM_OPT_ENUM, offsetof(model_opts, isa), .choices = CMD_ISAS, .help = "instruction set; default: the best there is" },
+        { "debug-switch", 0, DM_OPT_STR, offsetof(model_opts, switches), .def = "", .metavar = "NAME,…", .help = "shared-unclamped, kv-bf16, index-f32" },
+        { "context", 0, DM_OPT_INT, offsetof(model_opts, context), .def = "0", .min = 0, .max = 1 << 24, .help = "without vectors: longest context tried; 0: 2048" },
+        { "rows", 0, DM_OPT_INT, offsetof(model_opts, rows), .def = "0", .min = 0, .max = 65536, .help = "without vectors: rows per step; 0: 256" },
+        { "memory", 0, DM_OPT_BYTES, offsetof(model_opts, mem), .def = "0", .help = "without vectors: what may be used; 0: the machine's" },
+        { "report", 0, DM_OPT_STR, offsetof(model_opts, report), .metavar = "FILE", .help = "without vectors: what came out, as JSON" },
+        { "state-dir", 0, DM_OPT_STR, offsetof(model_opts, state_dir), .env = "DORMOUSE_STATE_DIR", .metavar = "DIR", .help = "where fingerprints are kept" }, HELP };
+    static const char usage[] = "model verify [OPTIONS] DIR [--vectors FILE…]";
+    static const char what[] = "Compares a model directory with recorded vectors, a line per file.  Without vectors: goes through the checklist of a\n"
+                               "new deployment (files, fingerprint, decoding, longer and longer contexts, a prefix through the store, what each\n"
+                               "rounding does).  Exit status 1 when something differs or fails.";
     model_opts o;
     dm_opt_result res;
+    dm_err e = { 0 };
     int status;
-    if (parse(usage, "Compares a model directory with recorded vectors, a line per file; exit status 1 when one differs.", t, DM_COUNT(t), &o, argc, argv, &res, 1, 1 << 20, &status)) return status;
-    if (!o.vectors && res.nargs < 2) {
+    if (parse(usage, what, t, DM_COUNT(t), &o, argc, argv, &res, 1, 1 << 20, &status)) return status;
+    if (dm_switch_parse(o.switches, &o.on, &e) < 0) {
         dm_free(res.args);
-        return cmd_usage(usage, "no file of vectors");
+        return cmd_usage(usage, "%s", e.text);
     }
     signals_catch();
-    dm_verify_opts vo = { .numerics = numerics_of(o.numerics), .threads = (int)o.threads, .isa = o.isa, .chunk = (int)o.chunk };
-    int worst = o.vectors ? verify_file(res.args[0], o.vectors, &vo) : 0;
-    for (int i = 1; i < res.nargs && worst != DM_ECANCELED; i++) {
-        int rc = verify_file(res.args[0], res.args[i], &vo);
-        if (rc < 0) worst = rc;
-    }
+    status = !o.vectors && res.nargs < 2 ? verify_deployment(res.args[0], &o) : verify_files(res.args[0], &o, &res);
     dm_free(res.args);
-    return worst == DM_ECANCELED ? dm_exit_code(worst) : worst < 0 ? 1 : 0;
+    return status;
 }
 
 /* ---- synth ------------------------------------------------------------------------------------------------------- */
@@ -296,7 +326,7 @@ int cmd_model(int argc, char **argv)
     static const cmd table[] = {
         { "inspect", "DIR", "check a model directory and list its tensors", model_inspect },
         { "plan", "DIR|config.json", "what a model needs", model_plan },
-        { "verify", "DIR --vectors FILE…", "compare with recorded vectors", model_verify },
+        { "verify", "DIR [--vectors FILE…]", "check a deployment, or compare with recorded vectors", model_verify },
         { "synth", "CONFIG OUT", "write a random checkpoint", model_synth },
         { "tokenize", "DIR [TEXT|-]", "token ids of a text", model_tokenize },
         { "render", "DIR FILE|-", "the prompt of a list of messages", model_render },

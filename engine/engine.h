@@ -364,6 +364,10 @@ typedef struct dm_verify_report {
 /* Compares a model directory with one file of vectors; DM_EMISMATCH when anything differs. */
 DM_API int dm_model_verify(const char *dir, const char *file, const dm_verify_opts *o, dm_verify_report *out, dm_progress fn, void *ctx, dm_err *e);
 
+/* How often the MTP layer's greedy draft is what the trunk would choose, over the first 512 of ids at most; *rows drafts
+ * were made.  DM_ENOTSUP without an MTP layer. */
+DM_API int dm_model_mtp_agreement(const dm_model *m, const dm_forward_opts *o, const int32_t *ids, int64_t n, int64_t *rows, int64_t *agree, dm_err *e);
+
 /* ==== engine =================================================================================== */
 
 /* Where blocks and states go.  Called on the engine thread; must copy and return at once (never block).

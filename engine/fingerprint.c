@@ -8,6 +8,7 @@
  * change could leave the same mtime. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "engine/model_obj_int.h"
@@ -130,6 +131,8 @@ int dm_model_fingerprint(const dm_model *m, const char *cache_dir, dm_hash *out,
     if (cache_dir && (!path || identity_text(m, &identity) < 0)) rc = dm_err_set(e, DM_ENOMEM, WHERE, "out of memory");
     if (rc == 0 && !(path && settled(m) && read_cache(path, &identity, out))) {
         rc = hash_tensors(m, out, fn, ctx, e);
+        /* What was read here once may be nothing that a step ever reads (draft stages): leave it to the page cache. */
+        for (int i = 0; i < m->nshards; i++) (void)madvise((void *)(uintptr_t)m->shard[i].map, m->shard[i].size, MADV_DONTNEED);
         /* A cache that cannot be written only costs the time again. */
         if (rc == 0 && path && settled(m) && dm_mkdirs(cache_dir, 0755, NULL) >= 0 && seal(&identity, out) >= 0)
             (void)dm_file_write_atomic(path, identity.p, identity.n, 0644, NULL);
