@@ -327,7 +327,7 @@ static int check_resident(checker *k, char *detail, size_t cap, dm_err *e)
     /* Small models are lost in what the program itself takes; the account is a bound that must hold for those that matter. */
     if (now.anon_bytes == 0) return snprintf(detail, cap, "the system does not tell"), DM_EMISS;
     if (off > RESIDENT_OVER && p.need_bytes > (int64_t)256 << 20) return wrong(e, "%s are used, the account said %s", a, b);
-    snprintf(detail, cap, "%s used, %s planned (%+.1f %%)", a, b, 100 * off);
+    snprintf(detail, cap, "%s used, %s planned (%+.1f %%)%s", a, b, 100 * off, off < -RESIDENT_OVER ? ": experts that no token chose are not read" : "");
     return 0;
 }
 

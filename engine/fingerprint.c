@@ -38,6 +38,16 @@ static void add_head(dm_blake2b *h, const model_tensor *t) {
     add_number(h, (uint64_t)t->bytes, 8);
 }
 
+/* What is read here once may be nothing that a step reads (an embedding's other rows, draft stages), so the process does not keep
+ * it: the pages stay in the system's cache.  Only for a mapped file; a tensor that was copied for its alignment stays. */
+static void unmap_pages(const dm_model *m, const model_tensor *t, int64_t at, int64_t n) {
+    const st_file *f = &m->shard[t->shard];
+    uintptr_t map = (uintptr_t)f->map, from = (uintptr_t)t->data + (uintptr_t)at, page = 4096;
+    if (from < map || from + (uintptr_t)n > map + f->size) return;
+    from = from / page * page; /* a page at either end may belong to a neighbour too, which reads it again */
+    (void)madvise((void *)from, (uintptr_t)t->data + (uintptr_t)(at + n) - from, MADV_DONTNEED);
+}
+
 static int hash_tensors(const dm_model *m, dm_hash *out, dm_progress fn, void *ctx, dm_err *e) {
     static const char domain[] = "dormouse weights 1\n";
     int64_t total = 0, done = 0;
@@ -52,6 +62,7 @@ static int hash_tensors(const dm_model *m, dm_hash *out, dm_progress fn, void *c
             int64_t n = t->bytes - at < CHUNK ? t->bytes - at : CHUNK;
             if (fn && !fn(ctx, "hashing the weights", done, total)) return dm_err_set(e, DM_ECANCELED, WHERE, "hashing the weights was cancelled");
             dm_blake2b_add(&h, t->data + at, (size_t)n);
+            unmap_pages(m, t, at, n);
             done += n;
         }
     }
@@ -131,8 +142,6 @@ int dm_model_fingerprint(const dm_model *m, const char *cache_dir, dm_hash *out,
     if (cache_dir && (!path || identity_text(m, &identity) < 0)) rc = dm_err_set(e, DM_ENOMEM, WHERE, "out of memory");
     if (rc == 0 && !(path && settled(m) && read_cache(path, &identity, out))) {
         rc = hash_tensors(m, out, fn, ctx, e);
-        /* What was read here once may be nothing that a step ever reads (draft stages): leave it to the page cache. */
-        for (int i = 0; i < m->nshards; i++) (void)madvise((void *)(uintptr_t)m->shard[i].map, m->shard[i].size, MADV_DONTNEED);
         /* A cache that cannot be written only costs the time again. */
         if (rc == 0 && path && settled(m) && dm_mkdirs(cache_dir, 0755, NULL) >= 0 && seal(&identity, out) >= 0)
             (void)dm_file_write_atomic(path, identity.p, identity.n, 0644, NULL);
