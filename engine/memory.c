@@ -82,5 +82,6 @@ void dm_memory_use_get(dm_memory_use *out) {
     char s[8192];
     *out = (dm_memory_use){0};
     if (!read_text("/proc/self/status", s, sizeof s)) return;
-    *out = (dm_memory_use){.anon_bytes = kib_of(s, "\nRssAnon:"), .file_bytes = kib_of(s, "\nRssFile:"), .peak_bytes = kib_of(s, "\nVmHWM:")};
+    *out = (dm_memory_use){.anon_bytes = kib_of(s, "\nRssAnon:"), .file_bytes = kib_of(s, "\nRssFile:") + kib_of(s, "\nRssShmem:"), /* a file on tmpfs is shared memory */
+                            .peak_bytes = kib_of(s, "\nVmHWM:")};
 }
