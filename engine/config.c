@@ -5,11 +5,14 @@
  * say (sums, divisibility, the ratio list) follows in check_shapes() and read_ratios(). */
 #include "engine/engine.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "engine/model_int.h"
 
@@ -270,12 +273,42 @@ static int read_object(dm_config *c, const json_t *o, dm_err *e) {
     return check_shapes(c, e);
 }
 
+static int refuse_gguf(const char *name, dm_err *e) {
+    return dm_err_set(e, DM_EMODEL, WHERE, "%.200s is a GGUF file; only checkpoints in the official safetensors layout can be read", name);
+}
+
+/* Models of another format are common enough to be told apart from damaged ones.  By its first bytes, nothing else of it is read. */
+static int check_not_gguf(const char *path, dm_err *e) {
+    char magic[4] = {0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    bool gguf = fd >= 0 && read(fd, magic, sizeof magic) == sizeof magic && memcmp(magic, "GGUF", sizeof magic) == 0;
+    if (fd >= 0) close(fd);
+    return gguf ? refuse_gguf(path, e) : 0;
+}
+
+/* A directory without a config.json that holds such a file. */
+static int check_no_gguf_in(const char *dir, dm_err *e) {
+    DIR *d = opendir(dir);
+    int rc = 0;
+    for (struct dirent *x; d && rc == 0 && (x = readdir(d));) {
+        size_t n = strlen(x->d_name);
+        if (n > 5 && strcmp(x->d_name + n - 5, ".gguf") == 0) rc = refuse_gguf(x->d_name, e);
+    }
+    if (d) closedir(d);
+    return rc;
+}
+
 static int config_path(const char *path, char **out, dm_err *e) {
     struct stat st;
     *out = NULL;
     if (stat(path, &st) < 0) return dm_err_sys(e, errno, WHERE, "cannot open %.200s", path);
-    *out = S_ISDIR(st.st_mode) ? dm_path_join(path, "config.json") : dm_strdup(path);
-    return *out ? 0 : dm_err_set(e, DM_ENOMEM, WHERE, "out of memory");
+    bool dir = S_ISDIR(st.st_mode);
+    char *file = dir ? dm_path_join(path, "config.json") : dm_strdup(path);
+    if (!file) return dm_err_set(e, DM_ENOMEM, WHERE, "out of memory");
+    int rc = dir && !dm_path_exists(file) ? check_no_gguf_in(path, e) : S_ISREG(st.st_mode) ? check_not_gguf(file, e) : 0;
+    if (rc < 0) dm_free(file);
+    else *out = file;
+    return rc;
 }
 
 int dm_config_read(dm_config *out, const char *path_or_dir, dm_err *e) {
