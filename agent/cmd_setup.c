@@ -169,6 +169,7 @@ static int plan_forward(setup *s, dm_err *e)
     if (!o->ctx_tokens && p.ctx_tokens < c->max_position_embeddings)
         err_printf("dormouse: the context is %lld tokens, which is what fits in memory; the model could have %lld\n", (long long)p.ctx_tokens, (long long)c->max_position_embeddings);
     s->fo.ctx_tokens_max = p.ctx_tokens;
+    s->fo.pool_bytes_max = p.mem_bytes - (p.need_bytes - p.kv_bytes); /* several sequences share what is left: an error beats being killed */
     s->fo.mem_bytes_max = -1;
     return 0;
 }

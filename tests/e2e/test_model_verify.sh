@@ -66,6 +66,14 @@ out=$("$dm" model verify "$tmp/tiny2" --context 300 --numerics exact --threads 1
 expect "checklist on the exact path" 0 $rc "$out"
 [ -z "$(ls -d "$tmp"/dormouse-verify-* 2>/dev/null)" ] && ok "the store of the checklist is removed" || fail "left behind" "$(ls "$tmp")"
 
+# Interrupted: the exit status of the signal, and nothing left behind.
+"$dm" model verify "$tiny" --context 60000 >"$tmp/out" 2>&1 &
+pid=$!
+for _ in $(seq 200); do grep -q "^ok *context 128 " "$tmp/out" && break; sleep 0.05; done
+kill -INT $pid
+wait $pid; expect "an interrupted checklist" 130 $? "$(cat "$tmp/out")"
+[ -z "$(ls -d "$tmp"/dormouse-verify-* 2>/dev/null)" ] && ok "... leaves nothing behind" || fail "left behind" "$(ls "$tmp")"
+
 # NaN in a norm: the files are fine, the first decoded token is not.
 cp -r "$tmp/tiny2" "$tmp/nan"
 python3 - "$tmp/nan" <<'PY'

@@ -284,7 +284,7 @@ static void move_state(dm_buf *b, int64_t to)
     dm_xxh3_128(b->p + 64, both, 80);
 }
 
-#define NEAR_BLOCKS 8
+#define NEAR_BLOCKS 4
 #define BLOCK0_ENTRY 0                  /* layer 0: 64 entries, 64 keys; layer 1: 2 entries */
 #define BLOCK0_KEY (64 * 584)
 #define BLOCK1_ENTRY (64 * 584 + 64 * 68)
