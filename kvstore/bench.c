@@ -4,7 +4,7 @@
  *   cold_restore          find and read of a session that is on disk only   / as many bytes read O_DIRECT, as many reads in flight
  *   ram_restore           find and read of a session that is in RAM         / memcpy of as many bytes in pieces of a block
  *   churn_last_over_first bytes per second at the quota, the last tenth     / the first tenth
- *   churn_file_over_live  bytes of data.mdb after it                        / bytes of live extents in it
+ *   churn_file_over_live  bytes of the store's files after it               / bytes of live extents in them
  *
  * A round measures both sides one after the other; medians over the rounds.  Sessions are put as the pager does: a lookup, blocks
  * behind their predecessors, a state.  A session that is restored cold was never in RAM or in the page cache of this
@@ -232,9 +232,9 @@ static int measure_spill(bench *b, dm_kv_bench_row *row, dm_err *e)
     return rc;
 }
 
-static void drop_cache(const bench *b)
+static void drop_cache(const bench *b, const char *name)
 {
-    char *path = dm_path_join(b->store_dir, "data.mdb");
+    char *path = dm_path_join(b->store_dir, name);
     int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (fd >= 0) {
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -246,7 +246,8 @@ static void drop_cache(const bench *b)
 static int measure_restore(bench *b, dm_kv_bench_row *cold_row, dm_kv_bench_row *ram_row, dm_err *e)
 {
     sample cold = { 0 }, ram = { 0 };
-    drop_cache(b);
+    drop_cache(b, "data.mdb");
+    drop_cache(b, "slots.dat");
     int rc = open_store(b, e);
     for (int i = 0; i < b->o.rounds && !rc; i++) {
         uint64_t probe = 0, start;
@@ -365,6 +366,7 @@ static void clean_store(bench *b)
     b->kv = NULL;
     remove_in(b->store_dir, "data.mdb");
     remove_in(b->store_dir, "lock.mdb");
+    remove_in(b->store_dir, "slots.dat");
 }
 
 static void clean_up(bench *b)

@@ -5,8 +5,8 @@
  * error and a stray pointer could damage the file), not NOSYNC (may corrupt), not NORDAHEAD (35 times slower when
  * cold).
  *
- * The map is as large as the file may become: quota plus one extent.  So LMDB itself refuses (MDB_MAP_FULL) to let the
- * file outgrow the quota, even while a reader elsewhere keeps old pages from being reused.  It is set once, at open; when another
+ * The map is as large as data.mdb may become: a sixth of the quota and a little, more than an index takes.  So LMDB itself refuses
+ * (MDB_MAP_FULL) to let it eat the quota while a reader elsewhere keeps old pages from being reused.  It is set once, at open; when another
  * process with a larger quota has grown the file (MDB_MAP_RESIZED) the map is moved with no transaction open here.
  *
  * A directory is opened at most once in a process: LMDB's locks are fcntl locks, which vanish when any descriptor of the
@@ -18,7 +18,7 @@
 
 #include "kvstore/kv_int.h"
 
-const char *const kv_db_names[KV_DB_COUNT] = { "blocks", "states", "order", "extents", "meta" };
+const char *const kv_db_names[KV_DB_COUNT] = { "blocks", "states", "order", "parts", "free", "meta" };
 
 /* ---- foreign codes ------------------------------------------------------------------------ */
 
@@ -146,15 +146,6 @@ int kv_txn_commit(dm_kv *kv, MDB_txn *txn)
 
 MDB_dbi kv_index_db(const dm_kv *kv, const kv_key *k) { return kv->db[k->kind == KV_BLOCK ? KV_DB_BLOCKS : KV_DB_STATES]; }
 
-/* A small value lies in a leaf, and every page begins with its own number.  (mdb_env_info tells the address only of fixed maps.) */
-uintptr_t kv_map_base(const dm_kv *kv, const MDB_val *val)
-{
-    uintptr_t page = (uintptr_t)val->mv_data & ~(uintptr_t)(kv->page_bytes - 1);
-    uint64_t number;
-    memcpy(&number, (const void *)page, 8);
-    return page - (uintptr_t)number * kv->page_bytes;
-}
-
 int kv_index_look(dm_kv *kv, MDB_txn *txn, const kv_key *k, kv_index *ix)
 {
     uint8_t buf[KV_KEY_MAX];
@@ -224,6 +215,15 @@ static int check_meta(dm_kv *kv, MDB_txn *txn, dm_err *e)
     return 0;
 }
 
+/* DM_ENOTSUP: it has an older format, hence other databases. */
+static int check_age(dm_kv *kv, MDB_txn *txn, dm_err *e)
+{
+    kv_meta m;
+    MDB_dbi meta;
+    if (mdb_dbi_open(txn, kv_db_names[KV_DB_META], 0, &meta) != 0 || kv_env_meta(kv->env, txn, meta, &m) != DM_ENOTSUP) return 0;
+    return dm_err_set(e, DM_ENOTSUP, "kv.open", "%s: a cache of format %u; delete the directory, or run once and it is replaced", kv->dir, m.version);
+}
+
 static int open_databases(dm_kv *kv, MDB_txn *txn, unsigned flags, dm_err *e)
 {
     for (int i = 0; i < KV_DB_COUNT; i++) {
@@ -246,7 +246,9 @@ static int create_databases(dm_kv *kv, MDB_txn *txn, dm_err *e)
     kv_meta_encode(rec, &m);
     MDB_val key = { 5, (void *)"store" }, val = { sizeof rec, rec };
     rc = mdb_put(txn, kv->db[KV_DB_META], &key, &val, 0);
-    return rc ? kv_err(kv, e, rc, "kv.open", "writing the description") : 0;
+    if (rc) return kv_err(kv, e, rc, "kv.open", "writing the description");
+    /* Nothing of a slot file of former days is known any more. */
+    return ftruncate(kv->slots_fd, 0) == 0 ? 0 : dm_err_sys(e, errno, "kv.open", "%s: slots.dat", kv->dir);
 }
 
 static bool env_is_empty(MDB_txn *txn)
@@ -277,7 +279,8 @@ static int set_up(dm_kv *kv, dm_err *e)
     int rc = begin_checked(kv, &txn, e);
     if (rc) return rc;
     bool empty = env_is_empty(txn);
-    if (!empty) rc = open_databases(kv, txn, 0, e);
+    if (!empty) rc = check_age(kv, txn, e);
+    if (!empty && !rc) rc = open_databases(kv, txn, 0, e);
     if (!rc && !empty) rc = check_meta(kv, txn, e);
     if (rc || empty) kv_txn_end(kv, txn);
     else if (kv_txn_commit(kv, txn) != 0) rc = DM_EIO; /* keeps the handles; cannot fail for a read transaction */
@@ -299,14 +302,6 @@ static int set_up(dm_kv *kv, dm_err *e)
     return rc ? kv_err(kv, e, rc, "kv.open", "creating the store") : 0;
 }
 
-static int open_files(dm_kv *kv, const char *path, dm_err *e)
-{
-    kv->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (kv->fd < 0) return dm_err_sys(e, errno, "kv.open", "%s", path);
-    kv->fd_direct = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT); /* refused by tmpfs and others: then through the page cache */
-    return 0;
-}
-
 /* The file is looked at with plain reads before LMDB maps it: reading a map behind the end of a cut file is a bus error. */
 static int check_file(dm_kv *kv, const char *path, dm_err *e)
 {
@@ -325,24 +320,53 @@ static int check_file(dm_kv *kv, const char *path, dm_err *e)
 /* One more: LMDB refuses the allocation that would fill the map. */
 int64_t kv_map_limit(const dm_kv *kv, bool emergency)
 {
-    return (kv->quota_pages + (int64_t)kv->extent_pages + 1 - (emergency ? 0 : KV_EMERGENCY_PAGES)) * (int64_t)kv->page_bytes;
+    int64_t most = kv->quota_pages + (int64_t)kv->extent_pages, pages = 192 + kv->quota_pages / 6;
+    return ((pages < most ? pages : most) + 1 - (emergency ? 0 : KV_EMERGENCY_PAGES)) * (int64_t)kv->page_bytes;
 }
 
-int kv_env_open(dm_kv *kv, dm_err *e)
+static int open_once(dm_kv *kv, dm_err *e)
 {
     char *path = dm_path_join(kv->dir, "data.mdb");
     if (!path) return dm_err_set(e, DM_ENOMEM, "kv.open", "out of memory");
     int rc = check_file(kv, path, e);
     if (!rc) rc = kv_env_create(kv->dir, &kv->env, kv_map_limit(kv, false), kv->opts.read_only, e);
-    if (!rc) rc = open_files(kv, path, e);
+    if (!rc && (kv->fd = open(path, O_RDONLY | O_CLOEXEC)) < 0) rc = dm_err_sys(e, errno, "kv.open", "%s", path);
+    if (!rc) rc = kv_slots_open(kv, e);
     if (!rc) rc = set_up(kv, e);
     dm_free(path);
     return rc;
+}
+
+/* Of a store of an older format; it is a cache. */
+static int remove_files(const dm_kv *kv, dm_err *e)
+{
+    static const char *const names[] = { "data.mdb", "lock.mdb", "slots.dat" };
+    for (size_t i = 0; i < DM_COUNT(names); i++) {
+        char *path = dm_path_join(kv->dir, names[i]);
+        if (!path) return dm_err_set(e, DM_ENOMEM, "kv.open", "out of memory");
+        int rc = unlink(path) == 0 || errno == ENOENT ? 0 : dm_err_sys(e, errno, "kv.open", "%s", path);
+        dm_free(path);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+int kv_env_open(dm_kv *kv, dm_err *e)
+{
+    int rc = open_once(kv, e);
+    if (rc != DM_ENOTSUP || kv->opts.read_only) return rc == DM_ENOTSUP ? DM_ESTORE : rc;
+    kv_env_close(kv);
+    rc = remove_files(kv, e);
+    if (rc) return rc;
+    dm_log(DM_LOG_INFO, "kv: %s: a cache of an older format is replaced by an empty one", kv->dir);
+    return open_once(kv, e);
 }
 
 void kv_env_close(dm_kv *kv)
 {
     if (kv->env) mdb_env_close(kv->env);
     if (kv->fd >= 0) close(kv->fd);
-    if (kv->fd_direct >= 0) close(kv->fd_direct);
+    kv_slots_close(kv);
+    kv->env = NULL;
+    kv->fd = -1;
 }

@@ -10,7 +10,7 @@
  * chains lose their deep end before the beginning that the rest hangs on.
  *
  * Never evicted: what this transaction wrote, and what a hit has pinned.  Spared as long as there is anything else: what was
- * written, and after that what was used, within the last eighth of a quota.  So a store full of old favourites leaves room
+ * written, and after that what was used, within the last eighth of a quota, or has hits that are not used up.  So a store full of old favourites leaves room
  * for a new session, whose first blocks have no hits yet.
  *
  * Runs.  A block put with its predecessor (and a state, whose last block is its predecessor) must never outlive what it hangs on, however
@@ -46,25 +46,11 @@ int64_t kv_room_pages(const kv_write *w)
 
 /* ---- deleting -------------------------------------------------------------------------------- */
 
-/* LMDB frees as many pages as the run's own header says, so a damaged header would free somebody else's.  The header is compared with
- * what it must be: { u64 page number, u16, u16 flags, u32 pages }, flags 4 = overflow. */
-static int check_run(const kv_write *w, const MDB_val *val)
+/* A part whose place is damaged leaves its slot to the sweep. */
+static int delete_part(kv_write *w, MDB_cursor *cur, const MDB_val *key, const MDB_val *val)
 {
-    dm_kv *kv = w->kv;
-    uintptr_t base = w->map_base, p = (uintptr_t)val->mv_data;
-    if (p < base || p - base >= w->map_bytes) return 0; /* written in this transaction: still in memory */
-    uint64_t page;
-    uint16_t flags;
-    uint32_t pages;
-    const uint8_t *h = (const uint8_t *)val->mv_data - KV_PAGE_HEADER;
-    memcpy(&page, h, 8), memcpy(&flags, h + 10, 2), memcpy(&pages, h + 12, 4);
-    bool good = val->mv_size == kv->extent_bytes && page == (p - base) / kv->page_bytes && (flags & 4) && pages == kv->extent_pages;
-    return good ? 0 : MDB_CORRUPTED;
-}
-
-static int delete_extent(kv_write *w, MDB_cursor *cur, const MDB_val *val)
-{
-    int rc = check_run(w, val);
+    uint64_t slot;
+    int rc = kv_part_decode(&slot, key->mv_data, key->mv_size, val->mv_data, val->mv_size) && slot < w->clock.slots ? kv_slot_free(w, slot) : 0;
     if (!rc) rc = mdb_cursor_del(cur, 0);
     if (!rc) w->pages_live -= (int64_t)w->kv->extent_pages;
     return rc;
@@ -75,12 +61,12 @@ static int delete_parts(kv_write *w, const kv_key *k)
     uint8_t buf[KV_KEY_MAX];
     size_t prefix = kv_key_encode_part(buf, k, 0) - 4;
     MDB_cursor *cur;
-    int rc = mdb_cursor_open(w->txn, w->kv->db[KV_DB_EXTENTS], &cur);
+    int rc = mdb_cursor_open(w->txn, w->kv->db[KV_DB_PARTS], &cur);
     if (rc) return rc;
     MDB_val key = { prefix + 4, buf }, val;
     for (rc = mdb_cursor_get(cur, &key, &val, MDB_SET_RANGE); !rc; rc = mdb_cursor_get(cur, &key, &val, MDB_NEXT)) {
         if (key.mv_size != prefix + 4 || memcmp(key.mv_data, buf, prefix) != 0) break;
-        rc = delete_extent(w, cur, &val);
+        rc = delete_part(w, cur, &key, &val);
         if (rc) break;
     }
     mdb_cursor_close(cur);
@@ -335,7 +321,7 @@ static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB
     if (what == SPARE_NONE && ix.priority >= r->own) return STOP;
     if (ix.seq >= w->seq_first || in_hand(w, &ix)) return 0;
     if (what != SPARE_NONE && written + recent > w->clock.bytes) return 0;
-    if (what == SPARE_USED && ix.last_used + recent > w->clock.bytes) return 0;
+    if (what == SPARE_USED && (ix.last_used + recent > w->clock.bytes || ix.priority > w->clock.bytes)) return 0;
     rc = doom(w, &k, what);
     if (rc) return rc == EBUSY ? 0 : STOP; /* out of memory: nobody knows what may go */
     rc = mdb_cursor_del(cur, 0);
@@ -362,8 +348,8 @@ static int scan(kv_write *w, int64_t pages, spare what, const kv_rank *r)
 
 /* ---- orphans --------------------------------------------------------------------------------------- */
 
-/* Extents without a good index record take room that no order entry can free. */
-static int sweep_extents(kv_write *w)
+/* Parts without a good index record take room that no order entry can free. */
+static int sweep_parts(kv_write *w)
 {
     dm_kv *kv = w->kv;
     MDB_cursor *cur;
@@ -371,13 +357,13 @@ static int sweep_extents(kv_write *w)
     kv_key k, before = { 0 };
     kv_index ix = { 0 };
     uint32_t part;
-    int rc = mdb_cursor_open(w->txn, kv->db[KV_DB_EXTENTS], &cur), known = MDB_NOTFOUND;
+    int rc = mdb_cursor_open(w->txn, kv->db[KV_DB_PARTS], &cur), known = MDB_NOTFOUND;
     if (rc) return rc;
     for (rc = mdb_cursor_get(cur, &key, &val, MDB_FIRST); !rc; rc = mdb_cursor_get(cur, &key, &val, MDB_NEXT)) {
         bool named = kv_key_decode_part(&k, &part, key.mv_data, key.mv_size);
         if (named && !kv_key_equal(&k, &before)) known = kv_index_get(kv, w->txn, &k, &ix), before = k;
         if (named && known && known != MDB_NOTFOUND) rc = known;
-        else if (!named || known || part >= ix.parts) rc = delete_extent(w, cur, &val);
+        else if (!named || known || part >= ix.parts) rc = delete_part(w, cur, &key, &val);
         if (rc) break;
     }
     mdb_cursor_close(cur);
@@ -415,7 +401,8 @@ static int sweep(kv_write *w)
     w->order_swept = true;
     int rc = sweep_index(w, w->kv->db[KV_DB_BLOCKS]);
     if (!rc) rc = sweep_index(w, w->kv->db[KV_DB_STATES]);
-    return rc ? rc : sweep_extents(w);
+    if (!rc) rc = sweep_parts(w);
+    return rc ? rc : kv_slots_sweep(w);
 }
 
 int kv_evict_room(kv_write *w, int64_t pages, const kv_rank *r)

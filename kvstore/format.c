@@ -3,20 +3,23 @@
  * LMDB databases in data.mdb
  *   "blocks", "states"  entry key -> index record.  Small pages; every lookup goes through them.
  *   "order"             priority, ~seq (both u64 big endian) -> entry key.  The first record is the next victim.
- *   "extents"           entry key, part (u32 big endian) -> extent
+ *   "parts"             entry key, part (u32 big endian) -> part record: the slot where its extent lies
+ *   "free"              slot (u64 big endian) -> free record
  *   "meta"              "store" -> meta record (written once), "clock" -> clock record
+ *
+ * slots.dat is slot after slot, each one extent.  It has no header and says nothing by itself: which slots count is in data.mdb,
+ * and an extent names the entry that it belongs to.
  *
  * Entry key
  *   block   'b' H(i)[32]                                                      33 bytes
  *   state   's' H(last)[32] tail_count (u16 big endian) hash of tail ids[32]  67 bytes
  *   The tail's count stands before its hash, so the states behind one block are sorted by position.
  *
- * Extent: n*page-16 bytes, the same for all of a store, so that a freed run of pages fits the next one.
- * LMDB puts 16 bytes before it, hence it fills n pages exactly and starts at page offset 16.
+ * Extent: n whole pages, the same for all of a store, so that any free slot fits any part and the disk can read and write it O_DIRECT.
  *   offset  size  meaning
  *        0    16  XXH3-128 over bytes 16 .. 128+payload length
  *       16     4  "DMKX"
- *       20     2  version (1)
+ *       20     2  version (2)
  *       22     1  kind: 1 block, 2 state
  *       23     1  zero
  *       24     4  part
@@ -42,15 +45,22 @@
  *       16     8  block_bytes      24  8  extent bytes
  *       32    32  root             64 16  XXH3-128 over bytes 0 .. 64    80 16  zero
  *
- * Clock record (32 bytes)
- *        0     8  bytes written so far    8  8  sequence numbers given so far   16  16  XXH3-128 over 0 .. 16 */
+ * Part record (24 bytes)
+ *        0    16  XXH3-128 over the part's key and bytes 16 .. 24    16  8  slot
+ *
+ * Free record (32 bytes)
+ *        0    16  XXH3-128 over the slot's key and bytes 16 .. 32
+ *       16     8  LMDB's number of the transaction that freed it    24  8  1: a hole in the file, else 0
+ *
+ * Clock record (48 bytes)
+ *        0     8  bytes written so far    8  8  sequence numbers given so far   16  8  slots   24  8  holes   32  16  XXH3-128 over 0 .. 32 */
 #include <endian.h>
 #include <string.h>
 
 #include "kvstore/kv_int.h"
 
 #define EXTENT_MAGIC "DMKX"
-#define EXTENT_VERSION 1
+#define EXTENT_VERSION 2
 #define META_MAGIC "DMKV"
 
 static void put16(uint8_t *p, uint16_t v) { v = htole16(v), memcpy(p, &v, 2); }
@@ -165,12 +175,17 @@ void kv_key_text(char out[96], const kv_key *k)
 
 uint64_t kv_extent_size(size_t block_bytes, size_t page_bytes)
 {
-    uint64_t pages = ((uint64_t)block_bytes + KV_HEADER_BYTES + KV_PAGE_HEADER + page_bytes - 1) / page_bytes;
-    return pages * page_bytes - KV_PAGE_HEADER;
+    return ((uint64_t)block_bytes + KV_HEADER_BYTES + page_bytes - 1) / page_bytes * page_bytes;
 }
 
 void kv_extent_write(uint8_t *x, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts, uint64_t total,
     const uint8_t *payload, size_t n)
+{
+    if (n) memcpy(x + KV_HEADER_BYTES, payload, n);
+    kv_extent_seal(x, extent_bytes, k, part, parts, total, n);
+}
+
+void kv_extent_seal(uint8_t *x, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts, uint64_t total, size_t n)
 {
     memset(x, 0, KV_HEADER_BYTES);
     memcpy(x + 16, EXTENT_MAGIC, 4);
@@ -183,7 +198,6 @@ void kv_extent_write(uint8_t *x, size_t extent_bytes, const kv_key *k, uint32_t 
     put64(x + 40, total);
     memcpy(x + 48, k->hash.b, 32);
     memcpy(x + 80, k->tail.b, 32);
-    if (n) memcpy(x + KV_HEADER_BYTES, payload, n);
     dm_xxh3_128(x, x + 16, KV_HEADER_BYTES - 16 + n);
     memset(x + KV_HEADER_BYTES + n, 0, extent_bytes - KV_HEADER_BYTES - n);
 }
@@ -273,6 +287,7 @@ int kv_meta_decode(kv_meta *m, const void *p, size_t n)
     if (n != KV_META_BYTES || m->version == 0) return DM_ESTORE;
     dm_xxh3_128(sum, b, 64);
     if (memcmp(sum, b + 64, 16) != 0) return DM_ESTORE;
+    if (m->version < DM_KV_FORMAT_VERSION) return DM_ENOTSUP;
     m->page_bytes = get32(b + 8);
     m->block_bytes = get64(b + 16);
     m->extent_bytes = get64(b + 24);
@@ -286,16 +301,63 @@ void kv_clock_encode(uint8_t out[KV_CLOCK_BYTES], const kv_clock *c)
 {
     put64(out, c->bytes);
     put64(out + 8, c->seq);
-    dm_xxh3_128(out + 16, out, 16);
+    put64(out + 16, c->slots);
+    put64(out + 24, c->holes);
+    dm_xxh3_128(out + 32, out, 32);
 }
 
 bool kv_clock_decode(kv_clock *c, const void *p, size_t n)
 {
     uint8_t sum[16];
     if (n != KV_CLOCK_BYTES) return false;
-    dm_xxh3_128(sum, p, 16);
-    if (memcmp(sum, (const uint8_t *)p + 16, 16) != 0) return false;
+    dm_xxh3_128(sum, p, 32);
+    if (memcmp(sum, (const uint8_t *)p + 32, 16) != 0) return false;
     c->bytes = get64(p);
     c->seq = get64((const uint8_t *)p + 8);
+    c->slots = get64((const uint8_t *)p + 16);
+    c->holes = get64((const uint8_t *)p + 24);
     return true;
+}
+
+static void place_sum(uint8_t sum[16], const void *key, size_t key_bytes, const uint8_t *rec, size_t n)
+{
+    uint8_t buf[KV_KEY_MAX + KV_FREE_BYTES];
+    memcpy(buf, key, key_bytes);
+    memcpy(buf + key_bytes, rec + 16, n - 16);
+    dm_xxh3_128(sum, buf, key_bytes + n - 16);
+}
+
+void kv_part_encode(uint8_t out[KV_PART_BYTES], const void *key, size_t key_bytes, uint64_t slot)
+{
+    put64(out + 16, slot);
+    place_sum(out, key, key_bytes, out, KV_PART_BYTES);
+}
+
+bool kv_part_decode(uint64_t *slot, const void *key, size_t key_bytes, const void *p, size_t n)
+{
+    uint8_t sum[16];
+    if (n != KV_PART_BYTES || key_bytes > KV_KEY_MAX) return false;
+    place_sum(sum, key, key_bytes, p, n);
+    *slot = get64((const uint8_t *)p + 16);
+    return memcmp(sum, p, 16) == 0;
+}
+
+void kv_free_encode(uint8_t key[8], uint8_t out[KV_FREE_BYTES], const kv_free *f)
+{
+    uint64_t be = htobe64(f->slot);
+    memcpy(key, &be, 8);
+    put64(out + 16, f->since);
+    put64(out + 24, f->hole);
+    place_sum(out, key, 8, out, KV_FREE_BYTES);
+}
+
+bool kv_free_decode(kv_free *f, const void *key, size_t key_bytes, const void *p, size_t n)
+{
+    uint8_t sum[16];
+    uint64_t be;
+    if (n != KV_FREE_BYTES || key_bytes != 8) return false;
+    place_sum(sum, key, key_bytes, p, n);
+    memcpy(&be, key, 8);
+    *f = (kv_free){ .slot = be64toh(be), .since = get64((const uint8_t *)p + 16), .hole = get64((const uint8_t *)p + 24) != 0 };
+    return memcmp(sum, p, 16) == 0;
 }

@@ -5,6 +5,7 @@
  *   keymap.c   hash map from an entry's key to a number or pointer
  *   env.c      the LMDB environment: opening, refusing, transactions, foreign codes
  *   pages.c    checks LMDB's own pages before they are trusted
+ *   slots.c    the file of payloads: which slots are free, writing a batch of them
  *   ram.c      RAM tier: entries, LRU, the queue of unwritten ones, pins
  *   load.c     disk -> RAM: O_DIRECT reads with verification
  *   ahead.c    several of these in flight, ahead of who reads a hit in order
@@ -34,12 +35,13 @@
 #define KV_LAST 3 /* not stored: key of the list of states in RAM behind one last block */
 
 #define KV_HEADER_BYTES 128 /* of an extent */
-#define KV_PAGE_HEADER 16   /* LMDB's, before an overflow value */
 #define KV_KEY_MAX 72       /* encoded entry key plus part number */
 #define KV_INDEX_BYTES 64
 #define KV_META_BYTES 96
-#define KV_CLOCK_BYTES 32
+#define KV_CLOCK_BYTES 48
 #define KV_ORDER_BYTES 16
+#define KV_PART_BYTES 24
+#define KV_FREE_BYTES 32
 
 /* Name of an entry.  Zero-initialise before filling: it is compared as bytes. */
 typedef struct kv_key {
@@ -69,7 +71,16 @@ typedef struct kv_meta {
 /* Advances with every byte written, so ages are measured in turnover of the store, not in hours. */
 typedef struct kv_clock {
     uint64_t bytes, seq;
+    uint64_t slots; /* of the slot file: all below have been used once */
+    uint64_t holes; /* of these: free ones whose room was given back to the file system */
 } kv_clock;
+
+/* A slot that holds nothing. */
+typedef struct kv_free {
+    uint64_t slot;
+    uint64_t since; /* LMDB's number of the transaction that freed it */
+    bool hole;
+} kv_free;
 
 kv_key kv_key_block(const dm_hash *h);
 kv_key kv_key_state(const dm_hash *last, const int32_t *tail, int tail_count);
@@ -81,6 +92,8 @@ bool kv_key_decode_part(kv_key *k, uint32_t *part, const void *p, size_t n);
 void kv_key_text(char out[96], const kv_key *k);
 
 uint64_t kv_extent_size(size_t block_bytes, size_t page_bytes);
+/* Makes an extent of a buffer that has the payload at KV_HEADER_BYTES: header and zeroes. */
+void kv_extent_seal(uint8_t *extent, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts, uint64_t total, size_t n);
 /* Fills a whole extent: header, payload, zeroes. */
 void kv_extent_write(uint8_t *extent, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts, uint64_t total,
     const uint8_t *payload, size_t n);
@@ -90,8 +103,14 @@ const uint8_t *kv_extent_check(const uint8_t *extent, size_t extent_bytes, const
 void kv_index_encode(uint8_t out[KV_INDEX_BYTES], const kv_key *k, const kv_index *ix);
 bool kv_index_decode(kv_index *ix, const kv_key *k, const void *p, size_t n, size_t extent_bytes);
 void kv_order_encode(uint8_t out[KV_ORDER_BYTES], const kv_index *ix);
+/* Where a part lies.  key: as encoded, with the part's number; a record is good only under its own key. */
+void kv_part_encode(uint8_t out[KV_PART_BYTES], const void *key, size_t key_bytes, uint64_t slot);
+bool kv_part_decode(uint64_t *slot, const void *key, size_t key_bytes, const void *p, size_t n);
+/* A free slot: the key is its number, big endian. */
+void kv_free_encode(uint8_t key[8], uint8_t out[KV_FREE_BYTES], const kv_free *f);
+bool kv_free_decode(kv_free *f, const void *key, size_t key_bytes, const void *p, size_t n);
 void kv_meta_encode(uint8_t out[KV_META_BYTES], const kv_meta *m);
-/* 0, DM_EVERSION or DM_ESTORE. */
+/* 0, DM_EVERSION (newer), DM_ENOTSUP (older) or DM_ESTORE. */
 int kv_meta_decode(kv_meta *m, const void *p, size_t n);
 void kv_clock_encode(uint8_t out[KV_CLOCK_BYTES], const kv_clock *c);
 bool kv_clock_decode(kv_clock *c, const void *p, size_t n);
@@ -132,7 +151,8 @@ typedef enum kv_where { KV_CLEAN, KV_QUEUED, KV_WRITING } kv_where;
 typedef struct kv_entry {
     kv_key key;
     size_t n;
-    uint8_t *bytes; /* owned */
+    uint8_t *bytes; /* owned: an allocation of its own, or behind the header in `extent` */
+    uint8_t *extent; /* page-aligned, a whole extent; of entries that fill one, so that the disk reads and writes it in place.  Or NULL */
     int refs;       /* the table's one, the writer's, one per reader that copies */
     kv_where where; /* CLEAN entries are in the LRU list, QUEUED in the queue, WRITING in the writer's batch */
     bool on_disk, in_table;
@@ -151,7 +171,7 @@ typedef struct kv_list {
 
 /* ---- the store ------------------------------------------------------------------------------ */
 
-enum { KV_DB_BLOCKS, KV_DB_STATES, KV_DB_ORDER, KV_DB_EXTENTS, KV_DB_META, KV_DB_COUNT };
+enum { KV_DB_BLOCKS, KV_DB_STATES, KV_DB_ORDER, KV_DB_PARTS, KV_DB_FREE, KV_DB_META, KV_DB_COUNT };
 extern const char *const kv_db_names[KV_DB_COUNT];
 
 /* What one prompt puts, block after block: all its entries carry `start` as their time of writing and have one age. */
@@ -194,8 +214,9 @@ struct dm_kv {
     int64_t quota_pages, batch_bytes, reserve_pages;
     MDB_env *env;
     MDB_dbi db[KV_DB_COUNT];
-    int fd;        /* data.mdb, for preads through the page cache */
-    int fd_direct; /* the same with O_DIRECT, or -1 */
+    int fd;        /* data.mdb, for plain reads of its pages */
+    int slots_fd;     /* the slot file, through the page cache */
+    int slots_direct; /* the same with O_DIRECT, or -1 */
     pthread_rwlock_t map;
 
     pthread_mutex_t lock;
@@ -233,6 +254,11 @@ struct dm_kv {
     bool swept;           /* writer only: orphans were looked for */
     kv_run runs[KV_RUNS]; /* writer only: the last ones */
     uint64_t write_no;    /* writer only */
+    uint64_t committed_txn; /* writer only: LMDB's number of the last transaction of this process */
+    uint64_t synced_txn;  /* writer only: LMDB's number of a transaction that is on the disk with its root */
+    uint64_t clock_ahead; /* writer only: by so much the clock was advanced for what is still to be written */
+    bool slots_late;      /* writer only: the last batch was cut short for want of slots that may be written */
+    bool slots_no_holes;  /* writer only: the file system cannot give room back */
 
     /* opener only */
     bool have_thread;
@@ -243,7 +269,7 @@ int64_t kv_parts(const dm_kv *kv, uint64_t total); /* extents of an entry */
 int64_t kv_entry_pages_max(const dm_kv *kv);       /* of the largest entry that the quota can hold */
 
 /* ram.c; all with kv->lock held unless said otherwise */
-kv_entry *kv_entry_new(const kv_key *k, size_t n, dm_err *e); /* without lock; one reference, bytes not filled */
+kv_entry *kv_entry_new(const dm_kv *kv, const kv_key *k, size_t n, dm_err *e); /* without lock; one reference, bytes not filled */
 void kv_entry_unref(dm_kv *kv, kv_entry *en);
 void kv_entry_release(dm_kv *kv, kv_entry *en);               /* takes the lock itself */
 kv_entry *kv_ram_get(dm_kv *kv, const kv_key *k);             /* no new reference */
@@ -267,7 +293,7 @@ int kv_env_open(dm_kv *kv, dm_err *e); /* everything up to usable databases */
 void kv_env_close(dm_kv *kv);
 int kv_env_create(const char *dir, MDB_env **env, int64_t map_bytes, bool read_only, dm_err *e);
 int kv_env_meta(MDB_env *env, MDB_txn *txn, MDB_dbi dbi, kv_meta *m);
-/* Size of the map = what the file may grow to.  The last pages below quota + one extent are kept for making room. */
+/* Size of the map = what data.mdb may grow to.  The last pages are kept for making room. */
 int64_t kv_map_limit(const dm_kv *kv, bool emergency);
 #define KV_EMERGENCY_PAGES 32
 #define KV_SLACK_PAGES (KV_EMERGENCY_PAGES + 16) /* the 16: free list, main database, pages in flight */
@@ -281,8 +307,6 @@ dm_kv *kv_dir_holder(const char *dir);
 int kv_index_look(dm_kv *kv, MDB_txn *txn, const kv_key *k, kv_index *ix);
 /* The same where a damaged record is as good as none. */
 int kv_index_get(dm_kv *kv, MDB_txn *txn, const kv_key *k, kv_index *ix);
-/* Address of page 0 of the map, from a small value that LMDB returned and that is not dirty. */
-uintptr_t kv_map_base(const dm_kv *kv, const MDB_val *val);
 MDB_dbi kv_index_db(const dm_kv *kv, const kv_key *k);
 
 /* pages.c: structure of the file, as the snapshot of txn sees it.  0, DM_ESTORE, DM_EIO, DM_ENOMEM. */
@@ -303,18 +327,43 @@ void kv_ahead_cancel(dm_kv *kv, const void *owner);
 void kv_ahead_stop(dm_kv *kv); /* without */
 void kv_ahead_free(dm_kv *kv);
 
+/* slots.c */
+typedef struct kv_put { /* a part on its way to its slot */
+    const kv_entry *en;
+    uint32_t part, parts;
+    uint64_t slot;
+} kv_put;
+#define KV_LATER (-2) /* not an LMDB code: slots are free, but may not be written before the next transaction */
+struct kv_write;
+int kv_slots_open(dm_kv *kv, dm_err *e);
+void kv_slots_close(dm_kv *kv);
+off_t kv_slot_offset(const dm_kv *kv, uint64_t slot);
+int64_t kv_slots_bytes(const dm_kv *kv); /* that the file takes on the disk */
+/* n slots for what this transaction writes: 0, KV_LATER, ENOSPC or another code; all or none. */
+int kv_slots_take(struct kv_write *w, uint32_t n, uint64_t *slots);
+int kv_slot_free(struct kv_write *w, uint64_t slot);
+/* Writes all of w->puts and waits until they are on the disk.  An errno. */
+int kv_slots_write(struct kv_write *w);
+int kv_slots_give_back(struct kv_write *w); /* to the file system, what is above the quota */
+int kv_slots_sweep(struct kv_write *w);     /* makes the list of free slots anew */
+/* Reads an extent into buf (page-aligned): 0; 1: the file ends before; DM_EIO. */
+int kv_slot_read(dm_kv *kv, uint64_t slot, uint8_t *buf);
+
 /* evict.c; with the write transaction */
 typedef struct kv_write {
     dm_kv *kv;
     MDB_txn *txn;
     kv_clock clock;
-    uintptr_t map_base;
-    size_t map_bytes;
+    uint64_t id;         /* LMDB's number of it */
     uint64_t age;        /* of what this transaction writes */
+    uint64_t ahead;      /* clock_ahead after it */
     uint64_t seq_first;  /* of this transaction: never evicted in it */
-    int64_t pages_live;  /* extents */
-    int64_t pages_index; /* everything else, at the start of the transaction */
-    int64_t pages_file;  /* of the file, free ones too, at the start of the transaction */
+    int64_t pages_live;  /* of slots in use */
+    int64_t pages_index; /* data.mdb as it is, and what this transaction may add to it */
+    kv_put *puts;        /* owned; slots to be written before the commit */
+    size_t puts_count, puts_cap;
+    uint64_t free_from;  /* free slots below this one were looked at */
+    bool slots_swept;
     kv_key *gone;        /* owned; keys doomed by this transaction */
     size_t gone_count, gone_cap;
     kv_map spared;       /* owned; keys that stood in the way of eviction, and why */

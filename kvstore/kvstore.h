@@ -37,15 +37,17 @@ extern "C" {
 #endif
 
 #define DM_KV_BLOCK 256        /* positions in a block */
-#define DM_KV_FORMAT_VERSION 1 /* of the files; a newer one is refused with DM_EVERSION, untouched */
+/* Of the files.  A newer one is refused with DM_EVERSION, untouched; one of format 1 (payloads inside data.mdb) is a cache of former days:
+ * it is deleted and begun anew, with a line in the log. */
+#define DM_KV_FORMAT_VERSION 2
 
 typedef struct dm_kv dm_kv;
 
 typedef struct dm_kv_opts {
-    const char *dir;         /* created if missing; holds data.mdb, lock.mdb */
+    const char *dir;         /* created if missing; holds data.mdb, lock.mdb, slots.dat */
     dm_hash root;            /* H(-1); a directory made under another root is DM_EFOREIGN */
     size_t block_bytes;      /* of every block; decides the extent size; differs from the file's: DM_EFOREIGN */
-    int64_t disk_bytes_max;  /* quota of the LMDB tier; 0: 16 GiB */
+    int64_t disk_bytes_max;  /* quota of the disk tier, index and payloads together; 0: 16 GiB */
     int64_t ram_bytes_max;   /* quota of the RAM tier;  0: 1 GiB */
     int64_t queue_bytes_max; /* unwritten bytes at most; 0: 512 MiB */
     int sync_ms;             /* group commit at least this often; 0: 200 */

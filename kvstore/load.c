@@ -1,17 +1,14 @@
 /* load.c — from disk to RAM, verified.
  *
- * A read transaction is kept only as long as it takes to look the pointers up; file offset = pointer - map base.  The pages are then
- * read with pread, O_DIRECT where the filesystem has it: reading the map itself faults page by page and is up to 35 times
- * slower when cold.  Once the transaction has ended the pages may be reused by another process (by this one not: the
- * key is pinned).  The extent's own key and checksum tell; on a mismatch the entry is looked up once more and read with
- * the transaction held, and only a second mismatch makes it bad. */
-#include <errno.h>
+ * A read transaction is kept only as long as it takes to look up where the parts lie; then the slots are read, in place where the
+ * entry fills an extent.  By then another process may have evicted the entry and written to its slots (this one not: the key is
+ * pinned).  The extent's own key and checksum tell.  On a mismatch the entry is looked up again: gone is a miss, another writing of it is
+ * tried anew, and only one that is still the same is bad. */
 #include <string.h>
-#include <unistd.h>
 
 #include "kvstore/kv_int.h"
 
-/* ---- page-aligned buffers of extent_pages pages ------------------------------------------- */
+/* ---- page-aligned buffers of an extent ------------------------------------------------------- */
 
 static uint8_t *buf_take(dm_kv *kv)
 {
@@ -19,7 +16,7 @@ static uint8_t *buf_take(dm_kv *kv)
     pthread_mutex_lock(&kv->lock);
     if (kv->bufs_count) b = kv->bufs[--kv->bufs_count];
     pthread_mutex_unlock(&kv->lock);
-    return b ? b : dm_aligned(kv->page_bytes, kv->extent_pages * kv->page_bytes);
+    return b ? b : dm_aligned(kv->page_bytes, kv->extent_bytes);
 }
 
 static void buf_give(dm_kv *kv, uint8_t *b)
@@ -30,120 +27,84 @@ static void buf_give(dm_kv *kv, uint8_t *b)
     dm_free(b);
 }
 
-/* ---- reading the pages ------------------------------------------------------------------------ */
-
-/* 0; 1: the file ends before; DM_EIO. */
-static int read_fully(int fd, uint8_t *dst, size_t n, off_t at)
-{
-    while (n) {
-        ssize_t got = pread(fd, dst, n, at);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return -errno;
-        if (got == 0) return 1;
-        dst += got, at += got, n -= (size_t)got;
-    }
-    return 0;
-}
-
-static int read_extent(dm_kv *kv, uint8_t *buf, off_t at)
-{
-    size_t n = kv->extent_pages * kv->page_bytes;
-    if (dm_fault("kv.read")) return DM_EIO;
-    pthread_mutex_lock(&kv->lock);
-    bool direct = kv->fd_direct >= 0 && !kv->direct_refused;
-    pthread_mutex_unlock(&kv->lock);
-    if (direct) {
-        int rc = read_fully(kv->fd_direct, buf, n, at);
-        if (rc != -EINVAL) return rc < 0 ? DM_EIO : rc;
-        pthread_mutex_lock(&kv->lock); /* some filesystems open with O_DIRECT and refuse to read */
-        kv->direct_refused = true;
-        pthread_mutex_unlock(&kv->lock);
-    }
-    int rc = read_fully(kv->fd, buf, n, at);
-    return rc < 0 ? DM_EIO : rc;
-}
-
 /* ---- looking up -------------------------------------------------------------------------------- */
-
-/* Offset of the first page of a part in data.mdb; MDB_NOTFOUND also for a value that cannot be an extent. */
-static int locate(dm_kv *kv, MDB_txn *txn, const kv_key *k, uint32_t part, uintptr_t base, off_t *at)
-{
-    uint8_t buf[KV_KEY_MAX];
-    MDB_val key = { kv_key_encode_part(buf, k, part), buf }, val;
-    int rc = mdb_get(txn, kv->db[KV_DB_EXTENTS], &key, &val);
-    if (rc) return rc;
-    uintptr_t p = (uintptr_t)val.mv_data;
-    if (val.mv_size != kv->extent_bytes || p < base + KV_PAGE_HEADER || (p - base - KV_PAGE_HEADER) % kv->page_bytes) return MDB_NOTFOUND;
-    *at = (off_t)(p - base - KV_PAGE_HEADER);
-    return 0;
-}
 
 typedef struct plan {
     kv_index ix;
-    off_t *at;        /* owned or `few`; one per part */
-    off_t few[8];
+    uint64_t *slots;  /* owned or `few`; one per part */
+    uint64_t few[8];
 } plan;
 
 static void plan_free(plan *p)
 {
-    if (p->at != p->few) dm_free(p->at);
-    p->at = NULL;
+    if (p->slots != p->few) dm_free(p->slots);
+    p->slots = NULL;
+}
+
+static int locate(dm_kv *kv, MDB_txn *txn, const kv_key *k, uint32_t part, uint64_t *slot)
+{
+    uint8_t buf[KV_KEY_MAX];
+    MDB_val key = { kv_key_encode_part(buf, k, part), buf }, val;
+    int rc = mdb_get(txn, kv->db[KV_DB_PARTS], &key, &val);
+    if (rc == MDB_NOTFOUND || rc == MDB_CORRUPTED || rc == MDB_PAGE_NOTFOUND) return DM_ECORRUPT;
+    if (rc) return DM_EIO;
+    return kv_part_decode(slot, buf, key.mv_size, val.mv_data, val.mv_size) && *slot < (uint64_t)1 << 40 ? 0 : DM_ECORRUPT;
 }
 
 static int make_plan(dm_kv *kv, MDB_txn *txn, const kv_key *k, plan *p)
 {
     uint8_t buf[KV_KEY_MAX];
     MDB_val key = { kv_key_encode(buf, k), buf }, val;
-    p->at = NULL;
+    *p = (plan){ 0 };
     int rc = mdb_get(txn, kv_index_db(kv, k), &key, &val);
     if (rc) return rc == MDB_NOTFOUND ? DM_EMISS : DM_EIO;
     if (!kv_index_decode(&p->ix, k, val.mv_data, val.mv_size, kv->extent_bytes)) return DM_ECORRUPT;
-    uintptr_t base = kv_map_base(kv, &val);
-    p->at = p->ix.parts <= DM_COUNT(p->few) ? p->few : dm_calloc(p->ix.parts, sizeof *p->at);
-    if (!p->at) return DM_ENOMEM;
+    p->slots = p->ix.parts <= DM_COUNT(p->few) ? p->few : dm_calloc(p->ix.parts, sizeof *p->slots);
+    if (!p->slots) return DM_ENOMEM;
     for (uint32_t i = 0; i < p->ix.parts; i++) {
-        rc = locate(kv, txn, k, i, base, &p->at[i]);
-        if (rc == MDB_NOTFOUND || rc == MDB_CORRUPTED || rc == MDB_PAGE_NOTFOUND) return DM_ECORRUPT;
-        if (rc) return DM_EIO;
+        rc = locate(kv, txn, k, i, &p->slots[i]);
+        if (rc) return rc;
     }
     return 0;
 }
+
+static int look_up(dm_kv *kv, const kv_key *k, plan *p)
+{
+    MDB_txn *txn;
+    if (kv_txn_begin(kv, false, &txn) != 0) {
+        *p = (plan){ 0 };
+        return DM_EIO;
+    }
+    int rc = make_plan(kv, txn, k, p);
+    kv_txn_end(kv, txn);
+    return rc;
+}
+
+/* ---- reading --------------------------------------------------------------------------------------- */
 
 static int fill(dm_kv *kv, const kv_key *k, const plan *p, kv_entry *en, uint8_t *buf)
 {
     size_t done = 0;
     for (uint32_t i = 0; i < p->ix.parts; i++) {
-        int rc = read_extent(kv, buf, p->at[i]);
+        uint8_t *x = en->extent ? en->extent : buf;
+        int rc = kv_slot_read(kv, p->slots[i], x);
         if (rc < 0) return rc;
         size_t n;
-        const uint8_t *payload = rc == 1 ? NULL
-            : kv_extent_check(buf + KV_PAGE_HEADER, kv->extent_bytes, k, i, p->ix.parts, p->ix.total, &n);
+        const uint8_t *payload = rc == 1 ? NULL : kv_extent_check(x, kv->extent_bytes, k, i, p->ix.parts, p->ix.total, &n);
         if (!payload) return DM_ECORRUPT;
-        memcpy(en->bytes + done, payload, n);
+        if (!en->extent) memcpy(en->bytes + done, payload, n);
         done += n;
     }
     return done == en->n ? 0 : DM_ECORRUPT;
 }
 
-/* held: the transaction stays open during the read, so that no process can reuse the pages. */
-static int attempt(dm_kv *kv, const kv_key *k, bool held, uint8_t *buf, kv_entry **out)
+static int attempt(dm_kv *kv, const kv_key *k, const plan *p, kv_entry **out)
 {
-    MDB_txn *txn;
-    plan p;
-    if (kv_txn_begin(kv, false, &txn) != 0) return DM_EIO;
-    int rc = make_plan(kv, txn, k, &p);
-    if (rc || !held) {
-        kv_txn_end(kv, txn);
-        txn = NULL;
-    }
-    kv_entry *en = NULL;
-    if (!rc && k->kind == KV_BLOCK && p.ix.total != kv->opts.block_bytes) rc = DM_ECORRUPT;
-    if (!rc) {
-        en = kv_entry_new(k, (size_t)p.ix.total, NULL);
-        rc = en ? fill(kv, k, &p, en, buf) : DM_ENOMEM;
-    }
-    if (txn) kv_txn_end(kv, txn);
-    plan_free(&p);
+    if (k->kind == KV_BLOCK && p->ix.total != kv->opts.block_bytes) return DM_ECORRUPT;
+    kv_entry *en = kv_entry_new(kv, k, (size_t)p->ix.total, NULL);
+    uint8_t *buf = en && !en->extent ? buf_take(kv) : NULL;
+    int rc = en && (en->extent || buf) ? fill(kv, k, p, en, buf) : DM_ENOMEM;
+    if (buf) buf_give(kv, buf);
     if (rc) {
         kv_entry_release(kv, en);
         return rc;
@@ -153,13 +114,21 @@ static int attempt(dm_kv *kv, const kv_key *k, bool held, uint8_t *buf, kv_entry
     return 0;
 }
 
+#define TRIES 4
+
 int kv_load(dm_kv *kv, const kv_key *k, kv_entry **out)
 {
-    uint8_t *buf = buf_take(kv);
-    if (!buf) return DM_ENOMEM;
-    int rc = attempt(kv, k, false, buf, out);
-    if (rc == DM_ECORRUPT) rc = attempt(kv, k, true, buf, out);
-    buf_give(kv, buf);
+    plan p;
+    int rc = look_up(kv, k, &p);
+    for (int i = 0; !rc && i < TRIES; i++) {
+        rc = attempt(kv, k, &p, out);
+        if (rc != DM_ECORRUPT) break;
+        uint64_t seq = p.ix.seq, slot = p.slots[0];
+        plan_free(&p);
+        rc = look_up(kv, k, &p);
+        if (!rc && p.ix.seq == seq && p.slots[0] == slot) rc = DM_ECORRUPT;
+    }
+    plan_free(&p);
     return rc;
 }
 

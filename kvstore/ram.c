@@ -22,10 +22,12 @@ size_t kv_entry_cost(const kv_entry *en)
     return en->n + sizeof *en + 2 * sizeof(kv_slot); /* a map at 3/4 load, doubled at most, is about two slots an entry */
 }
 
-kv_entry *kv_entry_new(const kv_key *k, size_t n, dm_err *e)
+kv_entry *kv_entry_new(const dm_kv *kv, const kv_key *k, size_t n, dm_err *e)
 {
     kv_entry *en = dm_calloc(1, sizeof *en);
-    uint8_t *bytes = en ? dm_malloc(n ? n : 1) : NULL;
+    bool fills = n <= kv->payload_bytes && kv->payload_bytes - n < kv->page_bytes;
+    if (en && fills) en->extent = dm_aligned(kv->page_bytes, kv->extent_bytes);
+    uint8_t *bytes = !en ? NULL : en->extent ? en->extent + KV_HEADER_BYTES : fills ? NULL : dm_malloc(n ? n : 1);
     if (!bytes) {
         dm_free(en);
         dm_err_set(e, DM_ENOMEM, "kv.ram", "no memory for an entry of %zu bytes", n);
@@ -44,7 +46,7 @@ void kv_entry_unref(dm_kv *kv, kv_entry *en)
     DM_ASSERT(en->refs > 0);
     if (--en->refs) return;
     DM_ASSERT(!en->in_table);
-    dm_free(en->bytes);
+    dm_free(en->extent ? en->extent : en->bytes);
     dm_free(en);
 }
 

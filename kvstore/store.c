@@ -24,8 +24,8 @@ int64_t kv_entry_pages_max(const dm_kv *kv)
 
 /* ---- opening ----------------------------------------------------------------------------- */
 
-/* A batch is what one transaction writes.  Pages that it frees come back two transactions later, so a store at its quota needs
- * three batches of room; a small one does without and pays with extra transactions when it is full. */
+/* A batch is what one transaction writes.  The slots that it frees come back with the next one, so a store at its quota keeps a batch of
+ * room; a very small one does without and pays with extra transactions when it is full. */
 static int set_sizes(dm_kv *kv, dm_err *e)
 {
     dm_kv_opts *o = &kv->opts;
@@ -38,15 +38,15 @@ static int set_sizes(dm_kv *kv, dm_err *e)
     if (!o->sync_ms) o->sync_ms = 200;
     kv->page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     kv->extent_bytes = (size_t)kv_extent_size(o->block_bytes, kv->page_bytes);
-    kv->extent_pages = (kv->extent_bytes + KV_PAGE_HEADER) / kv->page_bytes;
+    kv->extent_pages = kv->extent_bytes / kv->page_bytes;
     kv->payload_bytes = kv->extent_bytes - KV_HEADER_BYTES;
     kv->quota_pages = o->disk_bytes_max / (int64_t)kv->page_bytes;
     if (kv->quota_pages < QUOTA_PAGES_MIN)
         return dm_err_set(e, DM_EINVAL, "kv.open", "a disk quota of %lld bytes is less than the smallest of %lld", (long long)o->disk_bytes_max,
             (long long)QUOTA_PAGES_MIN * (long long)kv->page_bytes);
-    int64_t extent = (int64_t)(kv->extent_pages * kv->page_bytes), batch = o->disk_bytes_max / 96;
+    int64_t extent = (int64_t)(kv->extent_pages * kv->page_bytes), batch = o->disk_bytes_max / 64;
     if (batch > BATCH_BYTES_MAX) batch = BATCH_BYTES_MAX;
-    if (batch >= extent) kv->reserve_pages = 3 * (batch / extent) * (int64_t)kv->extent_pages;
+    if (batch >= extent) kv->reserve_pages = batch / extent * (int64_t)kv->extent_pages;
     kv->batch_bytes = batch >= extent ? batch / extent * extent : extent;
     return 0;
 }
@@ -110,7 +110,7 @@ int dm_kv_open(dm_kv **out, const dm_kv_opts *opts, dm_err *e)
     if (!opts->dir || !opts->dir[0]) return dm_err_set(e, DM_EINVAL, "kv.open", "no directory given");
     dm_kv *kv = dm_calloc(1, sizeof *kv);
     if (!kv) return dm_err_set(e, DM_ENOMEM, "kv.open", "out of memory");
-    kv->fd = kv->fd_direct = -1;
+    kv->fd = kv->slots_fd = kv->slots_direct = -1;
     kv->opts = *opts;
     kv->dir = dm_strdup(opts->dir);
     if (!kv->dir || init_locks(kv) != 0) {
@@ -228,7 +228,7 @@ static int put(dm_kv *kv, const kv_key *k, const dm_hash *prev, const void *byte
     pthread_mutex_unlock(&kv->lock);
     if (known) return 0;
 
-    kv_entry *en = kv_entry_new(k, n, e);
+    kv_entry *en = kv_entry_new(kv, k, n, e);
     if (!en) return DM_ENOMEM;
     if (n) memcpy(en->bytes, bytes, n);
     en->chained = prev != NULL;

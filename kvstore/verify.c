@@ -16,11 +16,11 @@ static int stat_txn(MDB_txn *txn, const MDB_dbi db[KV_DB_COUNT], size_t extent_b
     MDB_stat blocks, states, extents;
     int rc = mdb_stat(txn, db[KV_DB_BLOCKS], &blocks);
     if (!rc) rc = mdb_stat(txn, db[KV_DB_STATES], &states);
-    if (!rc) rc = mdb_stat(txn, db[KV_DB_EXTENTS], &extents);
+    if (!rc) rc = mdb_stat(txn, db[KV_DB_PARTS], &extents);
     if (rc) return rc;
     st->blocks = (int64_t)blocks.ms_entries;
     st->states = (int64_t)states.ms_entries;
-    st->disk_bytes_live = (int64_t)(extents.ms_entries * (extent_bytes + KV_PAGE_HEADER));
+    st->disk_bytes_live = (int64_t)(extents.ms_entries * extent_bytes);
     return 0;
 }
 
@@ -32,7 +32,7 @@ void kv_stat_disk(dm_kv *kv, dm_kv_stat *st)
         kv_txn_end(kv, txn);
     }
     struct stat s;
-    if (fstat(kv->fd, &s) == 0) st->disk_bytes_file = s.st_size;
+    if (fstat(kv->fd, &s) == 0) st->disk_bytes_file = s.st_size + kv_slots_bytes(kv);
 }
 
 /* ---- verify -------------------------------------------------------------------------------------- */
@@ -143,7 +143,7 @@ static int verify_index(verify *v, MDB_dbi db)
     }
 }
 
-/* Extents that no index record speaks of. */
+/* Parts that no index record speaks of. */
 static int verify_orphans(verify *v)
 {
     dm_kv *kv = v->kv;
@@ -153,7 +153,7 @@ static int verify_orphans(verify *v)
         MDB_cursor *cur;
         MDB_val key, val;
         if (kv_txn_begin(kv, false, &txn) != 0) return DM_EIO;
-        rc = mdb_cursor_open(txn, kv->db[KV_DB_EXTENTS], &cur);
+        rc = mdb_cursor_open(txn, kv->db[KV_DB_PARTS], &cur);
         if (!rc) {
             rc = to_next(cur, &at, &key, &val);
             for (int i = 0; !rc && i < STEP * 16; i++, rc = mdb_cursor_get(cur, &key, &val, MDB_NEXT)) {
@@ -192,6 +192,8 @@ static int inspect_txn(MDB_env *env, MDB_txn *txn, const char *dir, dm_kv_opts *
 {
     MDB_dbi db[KV_DB_COUNT];
     kv_meta m;
+    if (mdb_dbi_open(txn, kv_db_names[KV_DB_META], 0, &db[KV_DB_META]) == 0 && kv_env_meta(env, txn, db[KV_DB_META], &m) == DM_ENOTSUP)
+        return dm_err_set(e, DM_ESTORE, "kv.inspect", "%s: a cache of format %u; delete the directory, or run once and it is replaced", dir, m.version);
     for (int i = 0; i < KV_DB_COUNT; i++)
         if (mdb_dbi_open(txn, kv_db_names[i], 0, &db[i]) != 0)
             return dm_err_set(e, DM_ESTORE, "kv.inspect", "%s: not a KV store (no \"%s\" in data.mdb)", dir, kv_db_names[i]);
@@ -205,6 +207,15 @@ static int inspect_txn(MDB_env *env, MDB_txn *txn, const char *dir, dm_kv_opts *
     return stat_txn(txn, db, st->extent_bytes, st) ? dm_err_set(e, DM_ESTORE, "kv.inspect", "%s: data.mdb cannot be read", dir) : 0;
 }
 
+static int64_t slots_bytes(const char *dir)
+{
+    struct stat s;
+    char *path = dm_path_join(dir, "slots.dat");
+    int64_t n = path && stat(path, &s) == 0 ? (int64_t)s.st_blocks * 512 : 0;
+    dm_free(path);
+    return n;
+}
+
 static int inspect_file(const char *dir, const char *path, dm_kv_opts *o, dm_kv_stat *st, dm_err *e)
 {
     struct stat s;
@@ -215,7 +226,7 @@ static int inspect_file(const char *dir, const char *path, dm_kv_opts *o, dm_kv_
         if (fd >= 0) close(fd);
         return dm_err_sys(e, err, "kv.inspect", "%s", path);
     }
-    st->disk_bytes_file = s.st_size;
+    st->disk_bytes_file = s.st_size + slots_bytes(dir);
     int rc = kv_pages_precheck(fd, dir, &fresh, e);
     if (!rc && fresh) rc = dm_err_set(e, DM_ESTORE, "kv.inspect", "%s: the store is empty", dir);
     MDB_env *env = NULL;

@@ -1,18 +1,20 @@
 /* writer.c — the one thread that owns the write transaction.
  *
  * It wakes when there is a batch's worth of unwritten bytes, when the oldest put has waited sync_ms, or at once for a flush, a removal or
- * the end.  One transaction: removals, ages, evictions, entries, clock; one commit.  An entry is in the store when the
- * commit is; whatever stops the process before leaves the state of the commit before (K2).
+ * the end.  One transaction: removals, ages, evictions, places of entries; then their extents are written and synced (slots.c); one
+ * commit.  An entry is in the store when the commit is; whatever stops the process before leaves the state of the commit before (K2).
  *
- * When the quota is tight (MDB_MAP_FULL): pages freed by a transaction can be reused two transactions later.  So room is made in a
- * transaction of its own, a second one turns the page, and the entry is tried again.  For these the map is raised by a few pages,
- * since deleting needs pages too.
+ * What a transaction evicts makes room in the account at once, but its slots may be written only when the eviction itself is sure to be
+ * on the disk.  A store at its quota keeps one batch of slots free for that; when they do not suffice (KV_LATER), the batch ends there,
+ * is committed and synced, and the rest comes next.
+ *
+ * When the index is tight (MDB_MAP_FULL): room is made in a transaction of its own, a second one turns the page, and the entry is tried
+ * again.  For these the map is raised by a few pages, since deleting needs pages too.
  *
  * Disk full, quota blocked by a reader elsewhere, I/O errors (K5): the batch goes back to the queue, one warning is
  * logged, and it is tried again every RETRY_NS.  The queue is bounded, so nothing else has to happen meanwhile. */
 #include <errno.h>
 #include <string.h>
-#include <sys/statvfs.h>
 #include <time.h>
 
 #include "kvstore/kv_int.h"
@@ -24,7 +26,7 @@
 #define TOUCH_KEYS 4096
 #define SQUEEZE_MAX 12
 
-typedef enum fate { FATE_WRITTEN, FATE_THERE, FATE_NO_ROOM } fate;
+typedef enum fate { FATE_WRITTEN, FATE_THERE, FATE_NO_ROOM, FATE_LATER } fate;
 typedef struct batch {
     kv_entry *entries[BATCH_ENTRIES]; /* a reference each */
     uint32_t uses[BATCH_ENTRIES];     /* hits so far; the entry's own count is under kv->lock */
@@ -40,29 +42,31 @@ typedef struct batch {
 
 static int64_t tree_pages(const MDB_stat *st) { return (int64_t)(st->ms_branch_pages + st->ms_leaf_pages); }
 
-static int write_begin(dm_kv *kv, kv_write *w)
+/* entries: that it may write; each may touch a few pages of the index. */
+static int write_begin(dm_kv *kv, kv_write *w, size_t entries)
 {
-    *w = (kv_write){ .kv = kv, .held = UINT64_MAX, .no = ++kv->write_no };
+    *w = (kv_write){ .kv = kv, .held = UINT64_MAX, .no = ++kv->write_no, .ahead = kv->clock_ahead };
     int rc = dm_fault("kv.begin") ? ENOSPC : kv_txn_begin(kv, true, &w->txn);
     if (rc) return rc;
-    MDB_val key = { 5, (void *)"store" }, val;
+    MDB_val key = { 5, (void *)"clock" }, val;
     MDB_envinfo info;
-    rc = mdb_get(w->txn, kv->db[KV_DB_META], &key, &val); /* nothing is dirty yet, so this points into the map */
-    if (!rc) w->map_base = kv_map_base(kv, &val);
-    if (!rc) rc = mdb_env_info(kv->env, &info);
-    if (!rc) w->map_bytes = info.me_mapsize, w->pages_file = (int64_t)info.me_last_pgno + 1;
-    key = (MDB_val){ 5, (void *)"clock" };
+    w->id = mdb_txn_id(w->txn);
+    rc = mdb_env_info(kv->env, &info);
     if (!rc) rc = mdb_get(w->txn, kv->db[KV_DB_META], &key, &val);
-    /* A lost clock starts again from zero: ages are wrong for a while, nothing else. */
-    if (!rc && !kv_clock_decode(&w->clock, val.mv_data, val.mv_size)) w->clock = (kv_clock){ 0 };
+    /* A lost clock starts again from zero: ages are wrong for a while, and the slots are counted anew. */
+    bool lost = rc == MDB_NOTFOUND || (!rc && !kv_clock_decode(&w->clock, val.mv_data, val.mv_size));
+    if (lost) w->clock = (kv_clock){ 0 };
     if (rc == MDB_NOTFOUND) rc = 0;
     w->seq_first = w->clock.seq;
     MDB_stat st;
+    int64_t tree = 0, more = 8 * (int64_t)entries;
     for (int i = 0; !rc && i < KV_DB_COUNT; i++) {
         rc = mdb_stat(w->txn, kv->db[i], &st);
-        w->pages_index += tree_pages(&st);
-        if (i == KV_DB_EXTENTS) w->pages_live = (int64_t)(st.ms_entries * kv->extent_pages);
+        tree += tree_pages(&st);
+        if (i == KV_DB_PARTS) w->pages_live = (int64_t)(st.ms_entries * kv->extent_pages);
     }
+    w->pages_index = (int64_t)info.me_last_pgno + 1 + (more < tree ? more : tree);
+    if (!rc && lost) rc = kv_slots_sweep(w);
     if (rc) kv_txn_end(kv, w->txn);
     return rc;
 }
@@ -87,6 +91,8 @@ static void write_settle(kv_write *w, bool committed)
     dm_free(w->gone);
     w->gone = NULL;
     kv_map_free(&w->spared);
+    dm_free(w->puts);
+    w->puts = NULL;
 }
 
 static int write_commit(kv_write *w)
@@ -96,10 +102,12 @@ static int write_commit(kv_write *w)
     kv_clock_encode(rec, &w->clock);
     MDB_val key = { 5, (void *)"clock" }, val = { sizeof rec, rec };
     int rc = mdb_put(w->txn, kv->db[KV_DB_META], &key, &val, 0);
+    if (!rc) rc = kv_slots_write(w);
     if (!rc && dm_fault("kv.commit.before")) rc = ENOSPC;
     if (rc) kv_txn_end(kv, w->txn);
     else rc = kv_txn_commit(kv, w->txn);
     if (!rc) dm_fault("kv.commit.after");
+    if (!rc) kv->committed_txn = w->id, kv->clock_ahead = w->ahead;
     kv->swept |= rc == 0 && w->order_swept;
     write_settle(w, rc == 0);
     return rc;
@@ -112,22 +120,35 @@ static int write_abort(kv_write *w, int rc)
     return rc;
 }
 
-static int put_extents(kv_write *w, const kv_entry *en, uint32_t parts)
+static bool puts_room(kv_write *w, uint32_t parts)
+{
+    if (w->puts_count + parts <= w->puts_cap) return true;
+    size_t cap = w->puts_cap ? w->puts_cap * 2 : 64;
+    while (cap < w->puts_count + parts) cap *= 2;
+    kv_put *more = dm_realloc(w->puts, cap * sizeof *more);
+    if (!more) return false;
+    w->puts = more;
+    w->puts_cap = cap;
+    return true;
+}
+
+/* Takes slots for all parts and notes them; the extents are written before the commit. */
+static int place_parts(kv_write *w, const kv_entry *en, uint32_t parts)
 {
     dm_kv *kv = w->kv;
-    size_t room = kv->payload_bytes;
-    for (uint32_t i = 0; i < parts; i++) {
-        size_t at = i * room, n = en->n - at < room ? en->n - at : room;
-        uint8_t buf[KV_KEY_MAX];
-        MDB_val key = { kv_key_encode_part(buf, &en->key, i), buf }, val = { kv->extent_bytes, NULL };
-        if (dm_fault("kv.write")) return ENOSPC;
-        int rc = mdb_put(w->txn, kv->db[KV_DB_EXTENTS], &key, &val, MDB_RESERVE | MDB_NOOVERWRITE);
-        if (rc) return rc;
-        kv_extent_write(val.mv_data, kv->extent_bytes, &en->key, i, parts, en->n, en->bytes + at, n);
+    uint64_t few[8], *slots = parts <= DM_COUNT(few) ? few : dm_calloc(parts, sizeof *slots);
+    int rc = slots && puts_room(w, parts) ? kv_slots_take(w, parts, slots) : ENOMEM;
+    for (uint32_t i = 0; i < parts && !rc; i++) {
+        uint8_t buf[KV_KEY_MAX], rec[KV_PART_BYTES];
+        MDB_val key = { kv_key_encode_part(buf, &en->key, i), buf }, val = { sizeof rec, rec };
+        kv_part_encode(rec, buf, key.mv_size, slots[i]);
+        rc = mdb_put(w->txn, kv->db[KV_DB_PARTS], &key, &val, MDB_NOOVERWRITE);
+        w->puts[w->puts_count++] = (kv_put){ .en = en, .part = i, .parts = parts, .slot = slots[i] };
         w->pages_live += (int64_t)kv->extent_pages;
         w->written_bytes += (int64_t)kv->extent_bytes;
     }
-    return 0;
+    if (slots != few) dm_free(slots);
+    return rc;
 }
 
 /* The last block was not written, or is gone: then its states are of no use either. */
@@ -152,20 +173,8 @@ static int rank_entry(kv_write *w, const kv_entry *en, kv_rank *r)
     return rc == MDB_NOTFOUND && state && !hangs_on_denied(w->kv, en) ? 0 : rc;
 }
 
-/* A cache does not take the last of a disk that others need, the journal of sessions among them: when the file would have to grow
- * into the reserve, it does not.  Pages that are free inside the file may always be used. */
-#define DISK_KEEP_BYTES (64 << 20)
-static bool disk_short(const kv_write *w, int64_t pages)
-{
-    const dm_kv *kv = w->kv;
-    struct statvfs fs;
-    if (w->pages_file - w->pages_live - w->pages_index >= pages + kv->reserve_pages || statvfs(kv->dir, &fs) != 0) return false;
-    uint64_t unit = fs.f_frsize ? fs.f_frsize : fs.f_bsize, keep = (uint64_t)fs.f_blocks * unit / 8;
-    if (keep > DISK_KEEP_BYTES) keep = DISK_KEEP_BYTES;
-    return (uint64_t)fs.f_bavail * unit < keep + (uint64_t)pages * kv->page_bytes;
-}
-
-/* MDB_KEYEXIST: it is there, and young again; MDB_NOTFOUND: no room and nothing may be evicted for it. */
+/* MDB_KEYEXIST: it is there, and young again; MDB_NOTFOUND: no room and nothing may be evicted for it; KV_LATER: nothing was written,
+ * try it in the next transaction. */
 static int put_entry(kv_write *w, const kv_entry *en, uint32_t uses)
 {
     dm_kv *kv = w->kv;
@@ -183,10 +192,9 @@ static int put_entry(kv_write *w, const kv_entry *en, uint32_t uses)
     if (!rc && behind) rc = behind;
     if (rc) return rc;
     uint32_t parts = (uint32_t)kv_parts(kv, en->n);
-    if (disk_short(w, (int64_t)parts * (int64_t)kv->extent_pages)) return ENOSPC; /* before anything is evicted in vain */
     rc = kv_evict_room(w, (int64_t)parts * (int64_t)kv->extent_pages, &rank);
     if (rc) return rc;
-    rc = put_extents(w, en, parts);
+    rc = place_parts(w, en, parts);
     if (rc) return rc;
     ix = (kv_index){ .parts = parts, .uses = uses < rank.uses_most ? uses : rank.uses_most, .total = en->n, .seq = w->clock.seq++,
         .last_used = rank.age, .written = rank.written };
@@ -222,16 +230,30 @@ static void set_denied(dm_kv *kv, kv_entry *en, bool denied)
     pthread_mutex_unlock(&kv->lock);
 }
 
+static uint64_t entry_bytes(const dm_kv *kv, const kv_entry *en) { return (uint64_t)kv_parts(kv, en->n) * kv->extent_bytes; }
+
 static int put_all(kv_write *w, batch *b)
 {
-    /* The clock is first advanced by all that this transaction is going to write. */
+    /* The clock is first advanced by all that this transaction is going to write, but for what was advanced in vain before (KV_LATER). */
+    uint64_t advance = 0;
     for (size_t i = 0; i < b->count; i++) {
         kv_index ix;
-        if (kv_index_get(w->kv, w->txn, &b->entries[i]->key, &ix) != 0) w->clock.bytes += (uint64_t)kv_parts(w->kv, b->entries[i]->n) * w->kv->extent_bytes;
+        if (kv_index_get(w->kv, w->txn, &b->entries[i]->key, &ix) != 0) advance += entry_bytes(w->kv, b->entries[i]);
     }
+    uint64_t had = w->ahead < advance ? w->ahead : advance;
+    w->clock.bytes += advance - had;
+    w->ahead -= had;
     set_age(w);
     for (size_t i = 0; i < b->count; i++) {
         int rc = put_entry(w, b->entries[i], b->uses[i]);
+        if (rc == KV_LATER) {
+            for (; i < b->count; i++) {
+                b->fates[i] = FATE_LATER;
+                w->ahead += entry_bytes(w->kv, b->entries[i]);
+            }
+            w->kv->slots_late = true;
+            break;
+        }
         b->fates[i] = rc == MDB_KEYEXIST ? FATE_THERE : rc == MDB_NOTFOUND ? FATE_NO_ROOM : FATE_WRITTEN;
         set_denied(w->kv, b->entries[i], rc == MDB_NOTFOUND);
         if (rc && rc != MDB_NOTFOUND && rc != MDB_KEYEXIST) return rc;
@@ -242,7 +264,7 @@ static int put_all(kv_write *w, batch *b)
 static int write_batch(dm_kv *kv, batch *b)
 {
     kv_write w;
-    int rc = write_begin(kv, &w);
+    int rc = write_begin(kv, &w, b->count);
     if (rc) return rc;
     for (size_t i = 0; !rc && i < b->removals_count; i++) rc = kv_entry_delete(&w, &b->removals[i]);
     if (!rc && b->removals_count && dm_fault("kv.remove")) rc = ENOSPC;
@@ -251,6 +273,7 @@ static int write_batch(dm_kv *kv, batch *b)
         if (s->key.kind) rc = kv_touch(&w, &s->key, s->v.count, NULL);
     }
     if (!rc) rc = put_all(&w, b);
+    if (!rc) rc = kv_slots_give_back(&w);
     return rc ? write_abort(&w, rc) : write_commit(&w);
 }
 
@@ -287,19 +310,20 @@ static int blocking_reader(dm_kv *kv)
     return old.txn + 3 < info.me_last_txnid ? old.pid : 0;
 }
 
-/* Evicts until `pages` fit, then commits once more so that the freed pages become usable. */
+/* Evicts `pages` worth of entries, then commits twice more so that the pages of the index that they took become usable. */
 static int make_room(dm_kv *kv, int64_t pages)
 {
     kv_write w;
     set_map(kv, true);
-    int rc = write_begin(kv, &w);
+    int rc = write_begin(kv, &w, 0);
     if (!rc) {
         kv_rank any = kv_rank_alone(&w);
-        rc = kv_evict_room(&w, pages, &any);
+        int64_t room = kv_room_pages(&w);
+        rc = kv_evict_room(&w, (room > 0 ? room : 0) + pages, &any);
         rc = rc && rc != MDB_NOTFOUND ? write_abort(&w, rc) : write_commit(&w);
     }
     for (int i = 0; i < 2 && !rc; i++) {
-        rc = write_begin(kv, &w);
+        rc = write_begin(kv, &w, 0);
         if (!rc) rc = write_commit(&w);
     }
     set_map(kv, false);
@@ -322,6 +346,10 @@ static void forget_removals(dm_kv *kv, batch *b)
 static void settle_good(dm_kv *kv, batch *b)
 {
     forget_removals(kv, b);
+    for (size_t i = b->count; i-- > 0 && b->fates[i] == FATE_LATER; b->count--) {
+        kv_ram_requeue_front(kv, b->entries[i]);
+        kv_entry_unref(kv, b->entries[i]);
+    }
     for (size_t i = 0; i < b->count; i++) {
         kv_entry *en = b->entries[i];
         en->on_disk = b->fates[i] != FATE_NO_ROOM;
@@ -348,6 +376,11 @@ static void settle_bad(dm_kv *kv, batch *b)
 
 static void stall(dm_kv *kv, int rc, int reader)
 {
+    if (rc == ENOMEM) { /* the disk is not to blame: who waits for it goes on waiting */
+        kv->retry_ns = dm_now_ns() + RETRY_NS / 10;
+        dm_log(DM_LOG_WARN, "kv: %s: no memory to write a batch; it is tried again", kv->dir);
+        return;
+    }
     kv->retry_ns = dm_now_ns() + RETRY_NS;
     kv->stalls++;
     if (kv->st.disk_full) return;
@@ -417,6 +450,20 @@ static void tight(dm_kv *kv, int64_t pages)
     else if (rc || reader || squeeze >= SQUEEZE_MAX) stall(kv, rc ? rc : MDB_MAP_FULL, reader);
 }
 
+/* After a batch that was cut short: what it evicted may be written once it is on the disk. */
+static int sync_for_slots(dm_kv *kv)
+{
+    if (!kv->slots_late) return 0;
+    uint64_t upto = kv->committed_txn;
+    pthread_mutex_unlock(&kv->lock);
+    int rc = dm_fault("kv.sync") ? EIO : mdb_env_sync(kv->env, 1);
+    pthread_mutex_lock(&kv->lock);
+    if (rc) return rc;
+    kv->slots_late = kv->unsynced = false;
+    kv->synced_txn = upto;
+    return 0;
+}
+
 /* Takes a batch, writes it without the lock, settles.  Returns with the lock held. */
 static void work_once(dm_kv *kv, batch *b)
 {
@@ -424,7 +471,12 @@ static void work_once(dm_kv *kv, batch *b)
     b->removals = NULL;
     b->touched = (kv_map){ 0 };
     int64_t pages = 0;
-    int rc = ENOMEM;
+    int rc = sync_for_slots(kv);
+    if (rc) {
+        stall(kv, rc, 0);
+        return;
+    }
+    rc = ENOMEM;
     if (take_rest(kv, b)) {
         take_entries(kv, b, kv->squeeze ? 1 : BATCH_ENTRIES);
         if (b->count) pages = kv_parts(kv, b->entries[0]->n) * (int64_t)kv->extent_pages;
@@ -458,8 +510,8 @@ static uint64_t due(dm_kv *kv, uint64_t now)
 {
     uint64_t at = kv->readers_ns + READERS_NS;
     if (kv->damaged || (!kv->queue.head && !kv->removals.used && !kv->touched.used)) return at;
-    if (kv->st.disk_full && kv->retry_ns > now) return min64(at, kv->retry_ns);
-    if (kv->stop || kv->squeeze || kv->removals.used || kv->touched.used >= TOUCH_KEYS) return 0;
+    if (kv->retry_ns > now) return min64(at, kv->retry_ns);
+    if (kv->stop || kv->squeeze || kv->slots_late || kv->removals.used || kv->touched.used >= TOUCH_KEYS) return 0;
     if (kv->queue.head) {
         uint64_t sync_at = kv->queue_since_ns + (uint64_t)kv->opts.sync_ms * 1000000u;
         if (kv->flush_waiters || kv->st.queued_bytes >= kv->batch_bytes || now >= sync_at) return 0;
@@ -485,13 +537,14 @@ static uint64_t settled_ticket(const dm_kv *kv)
 /* NOMETASYNC leaves the last commit's root unsynced; a flush asks for it. */
 static void sync_for_flush(dm_kv *kv)
 {
-    uint64_t ticket = settled_ticket(kv);
+    uint64_t ticket = settled_ticket(kv), upto = kv->committed_txn;
     if (!kv->flush_waiters) return;
     int rc = 0;
     if (kv->unsynced) {
         pthread_mutex_unlock(&kv->lock);
         rc = dm_fault("kv.sync") ? EIO : mdb_env_sync(kv->env, 1);
         pthread_mutex_lock(&kv->lock);
+        if (!rc) kv->synced_txn = upto;
     }
     if (rc) {
         stall(kv, rc, 0);

@@ -70,13 +70,13 @@ static int run_and_kill(const char *dir, const char *fault, uint64_t from, int k
     return last;
 }
 
-/* The directory holds the two files of LMDB and nothing else. */
+/* The directory holds the two files of LMDB, the payloads, and nothing else. */
 static void no_leftovers(const char *dir)
 {
     DIR *d = opendir(dir);
     assert_non_null(d);
     for (struct dirent *de; (de = readdir(d));)
-        if (de->d_name[0] != '.' && strcmp(de->d_name, "data.mdb") != 0 && strcmp(de->d_name, "lock.mdb") != 0) fail_msg("left over: %s", de->d_name);
+        if (de->d_name[0] != '.' && strcmp(de->d_name, "data.mdb") != 0 && strcmp(de->d_name, "lock.mdb") != 0 && strcmp(de->d_name, "slots.dat") != 0) fail_msg("left over: %s", de->d_name);
     closedir(d);
 }
 

@@ -204,17 +204,32 @@ static inline void kt_verify(dm_kv *kv)
     if (c.bad) fail_msg("verify: %lld bad, first: %s", (long long)c.bad, c.first_bad);
 }
 
-static inline int64_t kt_file_bytes(const char *dir)
+/* The file of payloads. */
+static inline const char *kt_slots_file(const char *dir)
 {
-    struct stat st;
-    return stat(kt_data_file(dir), &st) == 0 ? st.st_size : -1;
+    static char buf[4][1100];
+    static int k;
+    k = (k + 1) & 3;
+    snprintf(buf[k], sizeof buf[k], "%s/slots.dat", dir);
+    return buf[k];
 }
 
-/* What du says. */
+/* What du says; -1: there is no store. */
 static inline int64_t kt_file_du(const char *dir)
 {
     struct stat st;
-    return stat(kt_data_file(dir), &st) == 0 ? st.st_blocks * 512 : -1;
+    if (stat(kt_data_file(dir), &st) != 0) return -1;
+    int64_t bytes = st.st_blocks * 512;
+    return stat(kt_slots_file(dir), &st) == 0 ? bytes + st.st_blocks * 512 : bytes;
+}
+
+/* The same, with data.mdb as long as it says it is. */
+static inline int64_t kt_file_bytes(const char *dir)
+{
+    struct stat st;
+    if (stat(kt_data_file(dir), &st) != 0) return -1;
+    int64_t bytes = st.st_size;
+    return stat(kt_slots_file(dir), &st) == 0 ? bytes + st.st_blocks * 512 : bytes;
 }
 
 #endif
