@@ -105,7 +105,7 @@ static int64_t reopen_and_check(const char *dir, int acknowledged)
 static void killed_at_every_point_of_the_write_path(void **s)
 {
     (void)s;
-    static const char *const points[] = { "kv.write", "kv.commit.before", "kv.commit.after", "kv.evict", "kv.remove", "kv.sync", "kv.put", "kv.begin" };
+    static const char *const points[] = { "kv.write", "kv.slots.written", "kv.slots.synced", "kv.commit.before", "kv.commit.after", "kv.evict", "kv.remove", "kv.sync", "kv.put", "kv.begin" };
     const char *dir = kt_dir("points");
     int64_t found = 0;
     uint64_t from = 0;
@@ -127,7 +127,7 @@ static void killed_at_random_moments(void **s)
     const char *dir = kt_dir("random");
     uint64_t rnd = test_seed();
     int64_t found = 0;
-    int rounds = test_full() ? 200 : 15;
+    int rounds = test_full() ? 1000 : 15;
     for (int i = 0; i < rounds; i++) {
         int us = 2000 + (int)(dm_splitmix64(&rnd) % 80000);
         found += reopen_and_check(dir, run_and_kill(dir, NULL, dm_splitmix64(&rnd) % SEQS, us));
