@@ -456,6 +456,7 @@ static int last_logits(checker *k, unsigned switches, int64_t n, float *out, dm_
     dm_fseq *s;
     fo.switches = k->o->switches | switches;
     fo.ctx_tokens_max = n;
+    fo.mem_bytes_max = k->o->mem_bytes; /* wider rows may not fit where the usual ones do */
     int rc = dm_forward_create(&f, k->m, &fo, e);
     if (rc < 0) return rc;
     rc = f->ops->seq_create(f, &s, e);
@@ -585,6 +586,7 @@ static int run_ablations(checker *k, dm_err *e)
         memset(e, 0, sizeof *e);
         int result = k->o->numerics == DM_NUM_PLAIN && list[i].bit != DM_SWITCH_SHARED_UNCLAMPED ? DM_EMISS : last_logits(k, list[i].bit, n, other, e);
         if (result == DM_EMISS) snprintf(row.detail, sizeof row.detail, "the plain path does not round it");
+        if (result == DM_ELIMIT) snprintf(row.detail, sizeof row.detail, "%.400s", e->text), result = DM_EMISS;
         if (result == 0) compare_logits(k, base, other, list[i].what, row.detail, sizeof row.detail);
         size_t used = strlen(row.detail);
         if (result == 0 && list[i].bit == DM_SWITCH_INDEX_F32 && n < 4 * ((int64_t)k->c->index_topk + 1))
