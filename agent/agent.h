@@ -117,7 +117,8 @@ DM_API int dm_session_create(dm_host *h, const dm_session_opts *o, dm_session **
 DM_API int dm_session_resume(dm_host *h, const char *id, const dm_session_opts *o, dm_session **out, dm_err *e);
 DM_API const char *dm_session_id(const dm_session *s);
 /* Gives it a user message (NULL: go on with what is pending) and starts it.  DM_EV_RESULT comes last, always.
- * While it runs, a message is journaled and read in the next turn.  DM_EINVAL: NULL and nothing is pending.
+ * While it runs, a message is journaled and read in the next turn.  NULL behind a reply that was cut off (interrupted, out of tokens, a
+ * fault) asks the model to go on.  DM_EINVAL: NULL and nothing is pending.
  * DM_ESTATE: memory ran out behind a commit; close the session and resume it. */
 DM_API int dm_session_send(dm_session *s, const char *text, dm_err *e);
 /* Answers DM_EV_APPROVAL.  DM_ENOENT: no such call; DM_ESTATE: it was answered already. */

@@ -61,6 +61,7 @@ typedef struct ledger {
     dm_ids ids;             /* the token timeline, exactly as fed and sampled */
     size_t reply_at;        /* where the last reply begins */
     bool reply_open;        /* the last tokens are a prompt: a reply is due */
+    bool reply_cut;         /* the last reply was stopped before its end: by a person, by its limit, by a fault */
     size_t prompt_n;        /* tokens of the last prompt */
     uint64_t rng;           /* sampler at the end of ids */
     char **messages;        /* owned: user texts that no prompt holds yet */

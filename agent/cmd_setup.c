@@ -5,6 +5,7 @@
 #include "agent/cmd_int.h"
 
 #include <errno.h>
+#include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -24,7 +25,9 @@ char *setup_state_dir(const char *option)
     if (option && *option) return dm_strdup(option);
     const char *xdg = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
     if (xdg && *xdg == '/') return dm_path_join(xdg, "dormouse");
-    return dm_path_join(home && *home ? home : "/tmp", ".local/state/dormouse");
+    const struct passwd *me = home && *home == '/' ? NULL : getpwuid(getuid());
+    if (me) home = me->pw_dir; /* not a place in /tmp, which others could have made */
+    return dm_path_join(home && *home == '/' ? home : "/", ".local/state/dormouse");
 }
 
 static bool is_model(const char *dir)

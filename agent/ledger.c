@@ -66,6 +66,8 @@ static int apply_tokens(ledger *l, const json_t *ev, dm_err *e)
     }
     l->rng = strtoull(json_str(ev, "rng"), NULL, 16);
     l->reply_open = prompt;
+    const char *end = json_str(ev, "end");
+    l->reply_cut = !prompt && (!strcmp(end, "cancel") || !strcmp(end, "length") || !strcmp(end, "error"));
     if (prompt) l->prompt_n = json_array_size(ids);
     if (prompt) drop_input(l);
     else l->turns++;

@@ -658,12 +658,16 @@ static int record_message(dm_session *s, const char *text, dm_err *e)
     return session_record(s, &ev, 1, e);
 }
 
+/* What a person would say to a reply that was cut off: the model reads its own words up to there, then this. */
+#define GO_ON "Go on."
+
 int dm_session_send(dm_session *s, const char *text, dm_err *e)
 {
     bool idle_now = s->state == S_IDLE;
     if (s->state == S_CLOSED) return dm_err_set(e, DM_ESTATE, "session", "the session is closed");
     if (s->torn) return torn_error(s, e);
     if (!text && !idle_now) return dm_err_set(e, DM_ESTATE, "session", "the session runs already");
+    if (!text && !ledger_has_input(&s->led) && s->led.reply_cut) text = GO_ON;
     if (!text && !ledger_has_input(&s->led) && !s->led.reply_open)
         return dm_err_set(e, DM_EINVAL, "session", "session %s has nothing to go on with; give it a message", s->id);
     int rc = idle_now ? calls_settle_unknown(s, e) : 0; /* a result that could not be journaled is lost */

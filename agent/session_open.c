@@ -92,7 +92,7 @@ static int set_workspace(dm_session *s, const char *dir, dm_err *e)
 
 static int open_tools(dm_session *s, const json_t *list, dm_err *e)
 {
-    dm_tools_opts o = { .loop = s->h->o.loop, .sandbox = s->h->o.sandbox, .workspace = s->workspace };
+    dm_tools_opts o = { .loop = s->h->o.loop, .sandbox = s->h->o.sandbox, .workspace = s->workspace, .hide = s->h->o.state_dir };
     char *spill = s->h->o.state_dir ? dm_path_join(s->h->o.state_dir, "outputs") : NULL;
     o.spill_dir = spill;
     int rc = spill ? dm_mkdirs(spill, 0700, e) : 0;

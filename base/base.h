@@ -32,6 +32,13 @@ extern "C" {
 #define DM_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define DM_MUST_USE __attribute__((warn_unused_result))
 #define DM_COUNT(a) (sizeof(a) / sizeof((a)[0]))
+#ifdef __cplusplus
+#define DM_NORETURN [[noreturn]]
+#define DM_ALIGNAS(n) alignas(n)
+#else
+#define DM_NORETURN _Noreturn
+#define DM_ALIGNAS(n) _Alignas(n)
+#endif
 
 #define DM_VERSION "0.1.0"
 
@@ -93,7 +100,7 @@ DM_API int dm_err_sys(dm_err *e, int errno_value, const char *where, const char 
 /* Puts "<prefix>: " before the text that is already there (call on the way up). */
 DM_API int dm_err_prefix(dm_err *e, const char *fmt, ...) DM_PRINTF(2, 3);
 
-_Noreturn DM_API void dm_assert_fail(const char *file, int line, const char *what);
+DM_NORETURN DM_API void dm_assert_fail(const char *file, int line, const char *what);
 #define DM_ASSERT(x) ((x) ? (void)0 : dm_assert_fail(__FILE__, __LINE__, #x))
 
 /* ---- memory ------------------------------------------------------------------- */
@@ -162,8 +169,8 @@ DM_API char *dm_bytes_text(char *out, size_t cap, uint64_t bytes);
 /* ---- hashing (libsodium and xxHash underneath) ---------------------------------- */
 
 typedef struct dm_hash { uint8_t b[32]; } dm_hash;
-typedef struct dm_blake2b { _Alignas(64) uint8_t opaque[384]; } dm_blake2b;
-typedef struct dm_sha256 { _Alignas(16) uint8_t opaque[128]; } dm_sha256;
+typedef struct dm_blake2b { DM_ALIGNAS(64) uint8_t opaque[384]; } dm_blake2b;
+typedef struct dm_sha256 { DM_ALIGNAS(16) uint8_t opaque[128]; } dm_sha256;
 DM_API void dm_blake2b_init(dm_blake2b *h); /* BLAKE2b-256, no key */
 DM_API void dm_blake2b_add(dm_blake2b *h, const void *p, size_t n);
 DM_API void dm_blake2b_end(dm_blake2b *h, dm_hash *out);

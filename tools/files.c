@@ -30,7 +30,7 @@ int run_open(const dm_tool_run *r, const char *name, int flags) {
     const char *spill = r->tools->spill_dir;
     int fd = workspace_at(&r->tools->ws, name, flags);
     const size_t n = spill ? strlen(spill) : 0;
-    if (fd != -EXDEV || n == 0 || strncmp(name, spill, n) != 0 || strncmp(name + n, "/output-", 8) != 0 || strchr(name + n + 1, '/')) return fd;
+    if ((fd != -EXDEV && fd != -EACCES) || n == 0 || strncmp(name, spill, n) != 0 || strncmp(name + n, "/output-", 8) != 0 || strchr(name + n + 1, '/')) return fd;
     fd = open(name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     return fd < 0 ? -errno : fd;
 }

@@ -26,9 +26,9 @@ static int fd_path(int fd, char *out, size_t cap) {
     return 0;
 }
 
-int workspace_open(workspace *w, const char *path, dm_err *e) {
+int workspace_open(workspace *w, const char *path, const char *hide, dm_err *e) {
     char real[NAME_BYTES_MAX], given[2 * NAME_BYTES_MAX];
-    *w = (workspace){.fd = -1};
+    *w = (workspace){.fd = -1, .hidden = -1};
     int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return dm_err_sys(e, errno, "tools", "the workspace %.200s cannot be opened", path);
     int rc = fd_path(fd, real, sizeof real);
@@ -36,6 +36,7 @@ int workspace_open(workspace *w, const char *path, dm_err *e) {
     else snprintf(given, sizeof given, "%s", real);
     for (size_t n = strlen(given); n > 1 && given[n - 1] == '/'; n--) given[n - 1] = 0;
     w->fd = fd;
+    if (hide && (w->hidden = open(hide, O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0 && rc == 0) rc = -errno;
     w->canonical = dm_strdup(real);
     w->given = dm_strdup(given);
     if (rc == 0 && w->canonical && w->given) return 0;
@@ -45,9 +46,10 @@ int workspace_open(workspace *w, const char *path, dm_err *e) {
 
 void workspace_close(workspace *w) {
     if (w->fd >= 0) close(w->fd);
+    if (w->hidden >= 0) close(w->hidden);
     dm_free(w->given);
     dm_free(w->canonical);
-    *w = (workspace){.fd = -1};
+    *w = (workspace){.fd = -1, .hidden = -1};
 }
 
 /* ---- opening ---------------------------------------------------------------------------------------------------------- */
@@ -160,11 +162,23 @@ static int name_check(const workspace *w, const char **name) {
     return 0;
 }
 
+/* By where both really are, so that no other spelling and no link leads in. */
+bool workspace_hides(const workspace *w, int fd) {
+    char hidden[NAME_BYTES_MAX], path[NAME_BYTES_MAX];
+    if (w->hidden < 0) return false;
+    if (fd_path(w->hidden, hidden, sizeof hidden) < 0 || fd_path(fd, path, sizeof path) < 0) return true;
+    const size_t n = strlen(hidden);
+    return strncmp(path, hidden, n) == 0 && (path[n] == '/' || path[n] == 0);
+}
+
 int workspace_at(const workspace *w, const char *name, int flags) {
     int rc = name_check(w, &name);
     if (rc < 0) return rc;
     rc = open_beneath(w->fd, name, flags, 0);
-    return rc == -EXDEV ? open_by_hand(w, name, flags) : rc;
+    if (rc == -EXDEV) rc = open_by_hand(w, name, flags);
+    if (rc < 0 || !workspace_hides(w, rc)) return rc;
+    close(rc);
+    return -EACCES;
 }
 
 /* ---- directories that may be missing ------------------------------------------------------------------------------------ */

@@ -25,10 +25,11 @@ int dm_tools_create(dm_tools **out, const dm_tools_opts *o, dm_err *e) {
     if (t->o.result_bytes_max < RESULT_BYTES_LEAST) t->o.result_bytes_max = RESULT_BYTES_LEAST;
     if (t->o.result_bytes_max > RESULT_BYTES_MOST) t->o.result_bytes_max = RESULT_BYTES_MOST;
     if (t->o.output_bytes_max == 0) t->o.output_bytes_max = 64 << 20;
-    int rc = workspace_open(&t->ws, o->workspace, e);
+    int rc = workspace_open(&t->ws, o->workspace, o->hide, e);
     if (rc == 0 && o->spill_dir && !(t->spill_dir = dm_strdup(o->spill_dir))) rc = dm_err_set(e, DM_ENOMEM, "tools", "out of memory");
     t->o.workspace = t->ws.canonical;
     t->o.spill_dir = t->spill_dir;
+    t->o.hide = NULL; /* held open in ws */
     if (rc < 0) {
         dm_tools_destroy(t);
         return rc;

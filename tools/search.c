@@ -104,7 +104,7 @@ static int walk(walker *w, int fd, int depth) {
         memcpy(w->path + base, list[i].name, len + 1);
         if (dir) {
             int sub = openat(fd, list[i].name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-            if (sub >= 0) rc = walk(w, sub, depth - 1);
+            if (sub >= 0 && !workspace_hides(&w->r->tools->ws, sub)) rc = walk(w, sub, depth - 1);
             if (sub >= 0) close(sub);
         } else {
             rc = w->file(w, fd, list[i].name, w->path);

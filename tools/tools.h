@@ -47,6 +47,8 @@ typedef struct dm_tools_opts {
     size_t result_bytes_max;     /* what the model sees of one result; 0: 16 KiB */
     size_t output_bytes_max;     /* bytes kept of one command's output before it is stopped; 0: 64 MiB */
     const char *spill_dir;       /* whole outputs that were cut are kept here; NULL: not kept */
+    const char *hide;            /* an existing directory of which tools see and change nothing, also when it lies in the workspace (sessions, the
+                                    store); commands are kept from it by dm_sandbox_opts.hide.  NULL: none */
 } dm_tools_opts;
 
 DM_API int dm_tools_create(dm_tools **out, const dm_tools_opts *o, dm_err *e);

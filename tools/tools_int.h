@@ -48,11 +48,14 @@ typedef struct workspace {
     int fd;          /* O_PATH directory */
     char *given;     /* owned; as the caller wrote it */
     char *canonical; /* owned */
+    int hidden;      /* O_PATH directory that nothing is opened in, or -1 */
 } workspace;
 
-int workspace_open(workspace *w, const char *path, dm_err *e);
+int workspace_open(workspace *w, const char *path, const char *hide, dm_err *e);
 void workspace_close(workspace *w);
-/* Opens a name as the model wrote it; flags get O_CLOEXEC|O_NOCTTY|O_NONBLOCK.  A descriptor or -errno; -EXDEV: it
+/* Is it the hidden directory, or something in it? */
+bool workspace_hides(const workspace *w, int fd);
+/* Opens a name as the model wrote it; flags get O_CLOEXEC|O_NOCTTY|O_NONBLOCK.  A descriptor or -errno; -EACCES also for what is hidden; -EXDEV: it
  * lies outside. */
 int workspace_at(const workspace *w, const char *name, int flags);
 /* The same for a directory that is made, with its parents, when missing; DM_EFOREIGN: the name is protected. */

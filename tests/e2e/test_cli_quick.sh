@@ -82,6 +82,12 @@ out=$("$dm" run --output-format json --resume 01ZZZZZZZZ "x" 2>/dev/null); rc=$?
 expect "a session that is not there" 3 $rc "$out"
 [ "$(field is_error <<<"$out")" = true ] && ok "... and a result object" || fail "no result object" "$out"
 "$dm" run --resume "$id" >/dev/null 2>&1; expect "nothing to go on with" 2 $?
+"$dm" run -C "$tmp/ws" --max-tokens 3 "$q" >/dev/null 2>&1; expect "a reply that is cut" 5 $?
+"$dm" run --resume last >/dev/null 2>&1; expect "... goes on without a message" 0 $?
+mkdir -p "$tmp/ws/state"; echo "port = 1" >"$tmp/ws/state/a.ini"
+"$dm" run -C "$tmp/ws" --state-dir "$tmp/ws/state" --output-format stream-json "Where is port = 1 used?" >"$tmp/hidden" 2>/dev/null
+grep -q 'state/a.ini' "$tmp/hidden" && fail "tools look into the state directory" "$(cat "$tmp/hidden")" || ok "tools do not look into the state directory"
+rm -rf "$tmp/ws/state"
 "$dm" run --nonsense x >/dev/null 2>&1; expect "an unknown option" 2 $?
 out=$("$dm" rnu x 2>&1); expect "an unknown command" 2 $?
 [[ $out == *'did you mean "run"'* ]] && ok "... and the near one is named" || fail "near command" "$out"

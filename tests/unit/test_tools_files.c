@@ -442,6 +442,49 @@ static void a_swapped_link_never_leads_out(void **state) {
     print_message("# %d reads came through\n", good);
 }
 
+/* The state directory may lie in the workspace: nothing in it is read, listed, found, written or replaced, by any spelling. */
+static void what_is_hidden_is_neither_seen_nor_changed(void **state) {
+    (void)state;
+    static const struct { const char *tool, *args; } tries[] = {
+        {"read", "{\"path\": \"state/journal/data\"}"}, {"read", "{\"path\": \"./x/../state//journal/data\"}"}, {"read", "{\"path\": \"in/journal/data\"}"},
+        {"write", "{\"path\": \"state/journal/data\", \"content\": \"x\"}"}, {"write", "{\"path\": \"state/new\", \"content\": \"x\"}"},
+        {"write", "{\"path\": \"in/new/deep\", \"content\": \"x\"}"}, {"edit", "{\"path\": \"state/journal/data\", \"old\": \"secret\", \"new\": \"x\"}"},
+        {"grep", "{\"pattern\": \"secret\"}"}, {"grep", "{\"pattern\": \"secret\", \"path\": \"state\"}"}, {"glob", "{\"pattern\": \"**/data\"}"}, {"glob", "{\"pattern\": \"state/*\"}"},
+    };
+    rig own;
+    dm_err e;
+    char path[700];
+    rig_open(&own, -1, NULL);
+    test_put(own.ws, "state/journal/data", "secret\n");
+    test_put(own.ws, "x/seen", "secret\n");
+    snprintf(path, sizeof path, "%s/in", own.ws);
+    assert_int_equal(symlink("state", path), 0);
+    snprintf(path, sizeof path, "%s/state", own.ws);
+    dm_tools *all = own.tools;
+    const dm_tools_opts o = {.loop = &own.loop, .workspace = own.ws, .hide = path};
+    assert_ok_e(dm_tools_create(&own.tools, &o, &e), e);
+    assert_ok_e(dm_tools_add_defaults(own.tools, &e), e);
+    for (size_t i = 0; i < DM_COUNT(tries); i++) {
+        call c = {0};
+        json_t *checked = NULL;
+        char *text = NULL;
+        if (dm_tools_check(own.tools, tries[i].tool, tries[i].args, &checked, &text, &e) < 0) fail_msg("%s %s: %s", tries[i].tool, tries[i].args, text ? text : e.text);
+        json_decref(checked);
+        call_run(&own, &c, tries[i].tool, tries[i].args);
+        if (strstr(c.r.text, "state/journal") && !c.r.is_error) fail_msg("%s %s: %s", tries[i].tool, tries[i].args, c.r.text);
+        if (strcmp(tries[i].tool, "grep") != 0 && strcmp(tries[i].tool, "glob") != 0) assert_true(c.r.is_error);
+        if (i == 7) assert_non_null(strstr(c.r.text, "x/seen"));
+        call_free(&c);
+    }
+    char *kept = rig_get(own.ws, "state/journal/data"), *made = rig_get(own.ws, "state/new");
+    assert_string_equal(kept, "secret\n");
+    assert_null(made);
+    dm_free(kept);
+    dm_tools_destroy(own.tools);
+    own.tools = all;
+    rig_close(&own);
+}
+
 int main(void) {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
@@ -471,6 +514,7 @@ int main(void) {
         T(q73_hard_links_to_outside_are_not_written_through),
         T(q75_names_that_others_obey_are_refused),
         T(a_swapped_link_never_leads_out),
+        cmocka_unit_test(what_is_hidden_is_neither_seen_nor_changed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
