@@ -339,6 +339,7 @@ int kv_slots_open(dm_kv *kv, dm_err *e);
 void kv_slots_close(dm_kv *kv);
 off_t kv_slot_offset(const dm_kv *kv, uint64_t slot);
 int64_t kv_slots_bytes(const dm_kv *kv); /* that the file takes on the disk */
+bool kv_disk_short(const dm_kv *kv, int64_t bytes); /* fewer are left than these and the reserve of others */
 /* n slots for what this transaction writes: 0, KV_LATER, ENOSPC or another code; all or none. */
 int kv_slots_take(struct kv_write *w, uint32_t n, uint64_t *slots);
 int kv_slot_free(struct kv_write *w, uint64_t slot);

@@ -231,7 +231,7 @@ static int free_find(kv_write *w, bool holes, uint64_t from, uint32_t n, uint64_
 
 /* A cache does not take the last of a disk that others need, the journal of sessions among them: where the file would have to grow
  * into the reserve, it does not. */
-static bool disk_short(const dm_kv *kv, int64_t bytes)
+bool kv_disk_short(const dm_kv *kv, int64_t bytes)
 {
     struct statvfs fs;
     if (statvfs(kv->dir, &fs) != 0) return false;
@@ -282,7 +282,7 @@ int kv_slots_take(kv_write *w, uint32_t n, uint64_t *slots)
     int64_t more = slots_more(w);
     uint32_t want = more >= (int64_t)(n - count) ? n : count; /* all or none */
     if (count < n && want == n) {
-        if (disk_short(kv, (int64_t)(n - count) * (int64_t)kv->extent_bytes)) return ENOSPC;
+        if (kv_disk_short(kv, (int64_t)(n - count) * (int64_t)kv->extent_bytes)) return ENOSPC;
         if (w->clock.holes) rc = free_find(w, true, 0, n, slots, &count, &others);
         if (rc) return rc;
         grown_from = count;

@@ -264,6 +264,8 @@ static int put_all(kv_write *w, batch *b)
 static int write_batch(dm_kv *kv, batch *b)
 {
     kv_write w;
+    /* Where even the index could not grow, nothing is begun: LMDB would take the last of the disk and then fail in the middle. */
+    if (b->count && kv_disk_short(kv, KV_SLACK_PAGES * (int64_t)kv->page_bytes)) return ENOSPC;
     int rc = write_begin(kv, &w, b->count);
     if (rc) return rc;
     for (size_t i = 0; !rc && i < b->removals_count; i++) rc = kv_entry_delete(&w, &b->removals[i]);
