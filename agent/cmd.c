@@ -112,7 +112,7 @@ static const cmd commands[] = {
     { "chat", "", "talk to it, line by line", cmd_chat },
     { "sessions", "ls|show|rm", "list, read and remove sessions", cmd_sessions },
     { "kv", "stat|verify", "the stored KV: what there is, and whether it is sound", cmd_kv },
-    { "bench", "store", "measure: the store beside the disk and the memory it stands on", cmd_bench },
+    { "bench", "store|hits", "measure: the store beside the disk under it, and beside a cache without bounds", cmd_bench },
     { "model", "inspect|plan|verify|synth|tokenize|render", "look at model directories and check them", cmd_model },
     { "version", "", "print the version", cmd_version },
 };

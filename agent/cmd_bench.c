@@ -104,6 +104,7 @@ int cmd_bench(int argc, char **argv)
 {
     static const cmd table[] = {
         { "store", "", "the store beside the disk and the memory it stands on", bench_store },
+        { "hits", "[TRACE]", "tokens found again at a budget, beside a cache without bounds", bench_hits },
     };
     return cmd_dispatch(table, DM_COUNT(table), "bench", argc, argv);
 }

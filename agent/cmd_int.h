@@ -26,6 +26,7 @@ int cmd_chat(int argc, char **argv);
 int cmd_sessions(int argc, char **argv);
 int cmd_kv(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int bench_hits(int argc, char **argv); /* cmd_hits.c */
 int cmd_model(int argc, char **argv);
 
 /* An integer member for printf. */

@@ -158,6 +158,29 @@ typedef struct dm_kv_bench_row {
 /* Fills rows[0 .. DM_KV_BENCH_ROWS).  DM_ECANCELED when fn said so. */
 DM_API int dm_kv_bench(const dm_kv_bench_opts *opts, dm_kv_bench_row rows[DM_KV_BENCH_ROWS], dm_kv_progress fn, void *ctx, dm_err *e);
 
+/* ---- replay: how much of what could be reused is -------------------------------------------------- */
+
+/* One turn of a trace: its prompt is looked up, and what follows is stored, blocks and a state at its end. */
+typedef struct dm_kv_turn {
+    const int32_t *ids; /* n of them; valid until the next call */
+    int64_t prompt;     /* ids looked up; the last one is always computed.  0 < prompt <= n */
+    int64_t n;          /* with what the model wrote */
+} dm_kv_turn;
+/* 1: a turn, 0: the end, or DM_E…. */
+typedef int (*dm_kv_next)(void *ctx, dm_kv_turn *out, dm_err *e);
+typedef struct dm_kv_replay_opts {
+    const char *dir;                  /* the store is made in a directory of its own beneath it, and removed */
+    size_t block_bytes, state_bytes;  /* small ones do: what is measured is what stays, not how fast */
+    int64_t disk_bytes_max;           /* of the store */
+} dm_kv_replay_opts;
+typedef struct dm_kv_replay {
+    int64_t turns, prompt_tokens, reused_tokens;
+    int64_t bytes_written, live_bytes_max, evicted_entries;
+} dm_kv_replay;
+/* Replays a trace through a store of its own whose RAM tier is next to nothing, so that the disk tier's policy alone decides.  fn is
+ * called after every turn with total 0; false: DM_ECANCELED. */
+DM_API int dm_kv_replay_run(const dm_kv_replay_opts *o, dm_kv_next next, void *next_ctx, dm_kv_replay *out, dm_kv_progress fn, void *ctx, dm_err *e);
+
 #ifdef __cplusplus
 }
 #endif
