@@ -223,8 +223,8 @@ static int tell(const hits_opts *o, const side *s, dm_err *e)
         json_decref(all);
         return rc;
     }
-    out_printf("%lld turns, %lld prompt tokens; budget %lld blocks, the trace stores %lld\n", (long long)s->ours.turns, (long long)s->ours.prompt_tokens,
-        (long long)(s->budget_bytes / EXTENT), (long long)(s->oracle.live_bytes_max / EXTENT));
+    out_printf("%lld turns, %lld prompt tokens; budget %lld blocks (it held %lld at most), the trace stores %lld\n", (long long)s->ours.turns, (long long)s->ours.prompt_tokens,
+        (long long)(s->budget_bytes / EXTENT), (long long)(s->ours.live_bytes_max / EXTENT), (long long)(s->oracle.live_bytes_max / EXTENT));
     out_printf("%-24s %14s %14s %7s  %s\n", "", "store", "oracle", "ratio", "target");
     out_printf("%-24s %14lld %14lld %7.4f  >= 0.99%s\n", "hits (tokens reused)", (long long)s->ours.reused_tokens, (long long)s->oracle.reused_tokens, ratio, ratio < 0.99 ? "  missed" : "");
     return 0;

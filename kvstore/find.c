@@ -15,6 +15,7 @@ typedef struct hit_pin {
     size_t blocks_count, blocks_cap;
     kv_key state; /* pinned unless kind is 0 */
     size_t state_bytes;
+    uint32_t state_uses; /* hits of it before this one */
     int64_t last;  /* block read last, -1: none; under kv->lock */
     int64_t ahead; /* parts before this one were asked for ahead; under kv->lock */
 } hit_pin;
@@ -163,13 +164,13 @@ static bool search_state(dm_kv *kv, const hit_pin *p, const int32_t *ids, int64_
     return found;
 }
 
-/* Pins the state and looks again: 1 pinned (size in *bytes), 0 it went away meanwhile, DM_ENOMEM. */
-static int pin_state(dm_kv *kv, const kv_key *k, size_t *bytes)
+/* Pins the state and looks again: 1 pinned (with its size and hits so far), 0 it went away meanwhile, DM_ENOMEM. */
+static int pin_state(dm_kv *kv, const kv_key *k, size_t *bytes, uint32_t *uses)
 {
     bool oom = false;
     pthread_mutex_lock(&kv->lock);
     where_is where = pin_key(kv, k, &oom);
-    if (where == IN_RAM) *bytes = kv_ram_get(kv, k)->n;
+    if (where == IN_RAM) *bytes = kv_ram_get(kv, k)->n, *uses = kv_ram_get(kv, k)->uses;
     pthread_mutex_unlock(&kv->lock);
     if (oom) return DM_ENOMEM;
     if (where != MAYBE_DISK) return where == IN_RAM;
@@ -182,6 +183,7 @@ static int pin_state(dm_kv *kv, const kv_key *k, size_t *bytes)
     }
     if (there) {
         *bytes = (size_t)ix.total;
+        *uses = ix.uses;
         return 1;
     }
     pthread_mutex_lock(&kv->lock);
@@ -218,12 +220,14 @@ static void note_key(dm_kv *kv, const kv_key *k, int64_t use)
     kv_note_use(kv, k, use);
 }
 
-/* One use of the state and of every block before it: the whole path gets the same age, so shared beginnings never look older
- * than what hangs on them. */
+/* One use of the state, and the same age for it and every block before it, so that shared beginnings never look older than what hangs
+ * on them.  For the blocks it counts as a use only when the state was gone on from before: then others share it.  A session that
+ * goes on turn after turn hits a new state each time; were that to count, its blocks would outlive those of sessions that
+ * have just begun, long after it has ended. */
 static void note_use(dm_kv *kv, const hit_pin *p)
 {
     pthread_mutex_lock(&kv->lock);
-    for (size_t i = 0; i < p->blocks_count; i++) note_key(kv, &p->blocks[i], 1);
+    for (size_t i = 0; i < p->blocks_count; i++) note_key(kv, &p->blocks[i], p->state_uses ? 1 : KV_PASS);
     note_key(kv, &p->state, 1);
     pthread_cond_signal(&kv->work);
     pthread_mutex_unlock(&kv->lock);
@@ -276,7 +280,7 @@ int dm_kv_find(dm_kv *kv, const int32_t *ids, int64_t n, int64_t limit, dm_kv_hi
     int tail_max = DM_KV_BLOCK - 1, got = 0;
     kv_key best;
     while (!rc && !got && search_state(kv, p, ids, limit, &b, &tail_max, &best)) {
-        got = b || best.tail_count ? pin_state(kv, &best, &hit->state_bytes) : 0;
+        got = b || best.tail_count ? pin_state(kv, &best, &hit->state_bytes, &p->state_uses) : 0;
         if (got < 0) rc = got;
         tail_max = (int)best.tail_count - 1; /* if it went away: go on below it */
     }

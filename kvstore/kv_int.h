@@ -120,7 +120,7 @@ bool kv_clock_decode(kv_clock *c, const void *p, size_t n);
  * less than an anchor that many go on from. */
 #define KV_PASS ((int64_t)1 << 32)
 #define KV_AGAIN ((int64_t)1 << 48) /* it was put again: as good as just written */
-#define KV_PASS_USES 3
+#define KV_PASS_USES 1
 uint32_t kv_uses_after(uint32_t uses, int64_t more);
 void kv_note_use(dm_kv *kv, const kv_key *k, int64_t use); /* with kv->lock: for the writer to apply */
 

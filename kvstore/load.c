@@ -110,6 +110,7 @@ static int attempt(dm_kv *kv, const kv_key *k, const plan *p, kv_entry **out)
         return rc;
     }
     en->on_disk = true;
+    en->uses = p->ix.uses;
     *out = en;
     return 0;
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
 # `dormouse bench store` with tiny sizes: names and shape of what it prints, and that it leaves nothing behind, also when interrupted.
-# No figure is judged.  $1: build folder.
+# No time is judged; the tokens that `bench hits` counts are.  $1: build folder.
 set -u
 dormouse="$1/dormouse"
 dir=$(mktemp -d) || exit 1
@@ -33,3 +33,31 @@ wait $pid
 "$dormouse" bench store --help | grep -q "not measured" || fail "the help says what is not measured"
 "$dormouse" bench store --quota 100K --dir "$dir/b" 2> "$dir/err"; [ $? -ne 0 ] && grep -q "too small" "$dir/err" || fail "a quota too small is refused"
 echo "ok - bench store"
+
+# ---- bench hits: what a store at its budget finds again, in tokens ----------------------------------------------------------
+"$dormouse" bench hits --dir "$dir/h" --sessions 8 --live 4 --json > "$dir/json" || fail "hits runs"
+python3 - "$dir/json" <<'P' || fail "hits of made-up agents: $(cat "$dir/json")"
+import json, sys
+d = json.load(open(sys.argv[1]))
+r = d["rows"][0]
+assert r["name"] == "hits" and r["unit"] == "tokens" and 0 < r["value"] <= r["probe"] and r["ratio"] >= 0.99, r
+assert d["turns"] == 8 * 33 and d["evicted_entries"] > 0 and d["live_bytes_max"] <= d["budget_bytes"] * 1.1, d
+P
+[ -z "$(ls -A "$dir/h")" ] || fail "hits leaves nothing behind"
+python3 - > "$dir/trace" <<'P'
+import json
+for turn in range(6): # two conversations that grow by a hash of 512 tokens a turn
+    for c in (1000, 2000):
+        print(json.dumps({"timestamp": turn, "input_length": 512 * (turn + 2) - 9, "output_length": 7, "hash_ids": [c + i for i in range(turn + 2)]}))
+P
+"$dormouse" bench hits --dir "$dir/h" --share 1 --json "$dir/trace" > "$dir/json" || fail "hits of a trace"
+python3 - "$dir/json" <<'P' || fail "hits of a trace: $(cat "$dir/json")"
+import json, sys
+d = json.load(open(sys.argv[1]))
+reusable = 2 * sum(512 * (turn + 1) - 9 for turn in range(1, 6))
+assert d["turns"] == 12 and d["rows"][0]["probe"] == reusable and d["rows"][0]["value"] == reusable, (d, reusable)
+P
+echo '{"input_length": 600, "output_length": 1, "hash_ids": [1]}' >> "$dir/trace"
+"$dormouse" bench hits --dir "$dir/h" "$dir/trace" > /dev/null 2> "$dir/err"; [ $? -eq 1 ] && grep -q "line 13" "$dir/err" || fail "a bad line is named: $(cat "$dir/err")"
+"$dormouse" bench hits --dir "$dir/h" "$dir/no such" > /dev/null 2> "$dir/err"; [ $? -eq 3 ] || fail "no such trace: $(cat "$dir/err")"
+echo "ok - bench hits"
