@@ -85,6 +85,10 @@ static int set_workspace(dm_session *s, const char *dir, dm_err *e)
 {
     char *real = realpath(dir && *dir ? dir : ".", NULL);
     if (!real) return dm_err_set(e, DM_ENOENT, "workspace", "no such directory: %s", dir);
+    if (!dm_utf8_valid(real, strlen(real))) { /* the journal is JSON */
+        free(real);
+        return dm_err_set(e, DM_EUSAGE, "workspace", "the name of the workspace is not UTF-8; rename it");
+    }
     s->workspace = dm_strdup(real);
     free(real);
     return s->workspace ? 0 : dm_err_set(e, DM_ENOMEM, "session", "out of memory");

@@ -92,6 +92,7 @@ rm -rf "$tmp/ws/state"
 out=$("$dm" rnu x 2>&1); expect "an unknown command" 2 $?
 [[ $out == *'did you mean "run"'* ]] && ok "... and the near one is named" || fail "near command" "$out"
 "$dm" run --output-format json "" >/dev/null 2>&1; expect "an empty request" 2 $?
+mkdir "$tmp/"$'w\xe9'; out=$("$dm" run -C "$tmp/"$'w\xe9' x 2>&1); expect "a workspace whose name is no text" 2 $? "$out"
 "$dm" run -C "$tmp/nowhere" x >/dev/null 2>&1; expect "a workspace that is not there" 3 $?
 out=$("$dm" run -C "$tmp/ws" --output-format json --max-turns 1 "$q" 2>/dev/null); rc=$?
 expect "the turn budget" 5 $rc "$out"
