@@ -75,8 +75,8 @@ static int stat_store(const kv_opts *o, const char *dir, dm_err *e)
     int rc = dm_kv_inspect(dir, &ko, &st, e);
     if (rc < 0) return rc;
     if (o->json) {
-        json_t *v = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "dir", dir, "blocks", (json_int_t)st.blocks, "states", (json_int_t)st.states, "bytes_live",
-                              (json_int_t)st.disk_bytes_live, "bytes_file", (json_int_t)st.disk_bytes_file, "bytes_max", (json_int_t)st.disk_bytes_max,
+        json_t *v = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "dir", dir, "blocks", (json_int_t)st.blocks, "states", (json_int_t)st.states, "bytes_live",
+                              (json_int_t)st.disk_bytes_live, "bytes_file", (json_int_t)st.disk_bytes_file,
                               "block_bytes", (json_int_t)st.block_bytes, "extent_bytes", (json_int_t)st.extent_bytes);
         if (v) out_json(v);
         json_decref(v);
