@@ -29,7 +29,8 @@
  *       40     8  payload length of the entry, all parts
  *       48    32  H(i), or H(last)
  *       80    32  hash of the tail's ids, or zero
- *      112    16  zero
+ *      112     8  sequence number of the writing, as in the index record
+ *      120     8  zero
  *      128        payload, then zeroes
  *
  * Index record (64 bytes)
@@ -178,41 +179,41 @@ uint64_t kv_extent_size(size_t block_bytes, size_t page_bytes)
     return ((uint64_t)block_bytes + KV_HEADER_BYTES + page_bytes - 1) / page_bytes * page_bytes;
 }
 
-void kv_extent_write(uint8_t *x, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts, uint64_t total,
-    const uint8_t *payload, size_t n)
+void kv_extent_write(uint8_t *x, size_t extent_bytes, const kv_part *p, const uint8_t *payload, size_t n)
 {
     if (n) memcpy(x + KV_HEADER_BYTES, payload, n);
-    kv_extent_seal(x, extent_bytes, k, part, parts, total, n);
+    kv_extent_seal(x, extent_bytes, p, n);
 }
 
-void kv_extent_seal(uint8_t *x, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts, uint64_t total, size_t n)
+void kv_extent_seal(uint8_t *x, size_t extent_bytes, const kv_part *p, size_t n)
 {
+    const kv_key *k = p->key;
     memset(x, 0, KV_HEADER_BYTES);
     memcpy(x + 16, EXTENT_MAGIC, 4);
     put16(x + 20, EXTENT_VERSION);
     x[22] = k->kind;
-    put32(x + 24, part);
-    put32(x + 28, parts);
+    put32(x + 24, p->part);
+    put32(x + 28, p->parts);
     put32(x + 32, (uint32_t)n);
     put32(x + 36, k->tail_count);
-    put64(x + 40, total);
+    put64(x + 40, p->total);
     memcpy(x + 48, k->hash.b, 32);
     memcpy(x + 80, k->tail.b, 32);
+    put64(x + 112, p->seq);
     dm_xxh3_128(x, x + 16, KV_HEADER_BYTES - 16 + n);
     memset(x + KV_HEADER_BYTES + n, 0, extent_bytes - KV_HEADER_BYTES - n);
 }
 
-const uint8_t *kv_extent_check(const uint8_t *x, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts,
-    uint64_t total, size_t *n)
+const uint8_t *kv_extent_check(const uint8_t *x, size_t extent_bytes, const kv_part *p, size_t *n)
 {
-    static const uint8_t zero[16];
+    const kv_key *k = p->key;
     size_t len = get32(x + 32);
     if (memcmp(x + 16, EXTENT_MAGIC, 4) != 0 || get16(x + 20) != EXTENT_VERSION || x[22] != k->kind || x[23] != 0) return NULL;
-    if (get32(x + 24) != part || get32(x + 28) != parts || get32(x + 36) != k->tail_count || get64(x + 40) != total) return NULL;
-    if (memcmp(x + 48, k->hash.b, 32) != 0 || memcmp(x + 80, k->tail.b, 32) != 0 || memcmp(x + 112, zero, 16) != 0) return NULL;
+    if (get32(x + 24) != p->part || get32(x + 28) != p->parts || get32(x + 36) != k->tail_count || get64(x + 40) != p->total) return NULL;
+    if (memcmp(x + 48, k->hash.b, 32) != 0 || memcmp(x + 80, k->tail.b, 32) != 0 || get64(x + 112) != p->seq || get64(x + 120) != 0) return NULL;
     size_t room = extent_bytes - KV_HEADER_BYTES;
-    uint64_t before = (uint64_t)part * room, left = before < total ? total - before : 0;
-    if (part >= parts || len != (left < room ? left : room)) return NULL;
+    uint64_t before = (uint64_t)p->part * room, left = before < p->total ? p->total - before : 0;
+    if (p->part >= p->parts || len != (left < room ? left : room)) return NULL;
     uint8_t sum[16];
     dm_xxh3_128(sum, x + 16, KV_HEADER_BYTES - 16 + len);
     if (memcmp(sum, x, 16) != 0) return NULL;

@@ -92,14 +92,19 @@ bool kv_key_decode_part(kv_key *k, uint32_t *part, const void *p, size_t n);
 void kv_key_text(char out[96], const kv_key *k);
 
 uint64_t kv_extent_size(size_t block_bytes, size_t page_bytes);
+/* What an extent says it is. */
+typedef struct kv_part {
+    const kv_key *key;
+    uint32_t part, parts;
+    uint64_t total; /* payload bytes of the entry */
+    uint64_t seq;   /* of the writing: of two writings of one entry only that in the index counts */
+} kv_part;
 /* Makes an extent of a buffer that has the payload at KV_HEADER_BYTES: header and zeroes. */
-void kv_extent_seal(uint8_t *extent, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts, uint64_t total, size_t n);
+void kv_extent_seal(uint8_t *extent, size_t extent_bytes, const kv_part *p, size_t n);
 /* Fills a whole extent: header, payload, zeroes. */
-void kv_extent_write(uint8_t *extent, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts, uint64_t total,
-    const uint8_t *payload, size_t n);
-/* Payload of a good extent, or NULL: any difference in key, part, count, length or checksum. */
-const uint8_t *kv_extent_check(const uint8_t *extent, size_t extent_bytes, const kv_key *k, uint32_t part, uint32_t parts,
-    uint64_t total, size_t *n);
+void kv_extent_write(uint8_t *extent, size_t extent_bytes, const kv_part *p, const uint8_t *payload, size_t n);
+/* Payload of a good extent, or NULL: any difference in key, part, count, length, writing or checksum. */
+const uint8_t *kv_extent_check(const uint8_t *extent, size_t extent_bytes, const kv_part *p, size_t *n);
 void kv_index_encode(uint8_t out[KV_INDEX_BYTES], const kv_key *k, const kv_index *ix);
 bool kv_index_decode(kv_index *ix, const kv_key *k, const void *p, size_t n, size_t extent_bytes);
 void kv_order_encode(uint8_t out[KV_ORDER_BYTES], const kv_index *ix);
@@ -331,7 +336,7 @@ void kv_ahead_free(dm_kv *kv);
 typedef struct kv_put { /* a part on its way to its slot */
     const kv_entry *en;
     uint32_t part, parts;
-    uint64_t slot;
+    uint64_t slot, seq;
 } kv_put;
 #define KV_LATER (-2) /* not an LMDB code: slots are free, but may not be written before the next transaction */
 struct kv_write;

@@ -90,7 +90,7 @@ static int fill(dm_kv *kv, const kv_key *k, const plan *p, kv_entry *en, uint8_t
         int rc = kv_slot_read(kv, p->slots[i], x);
         if (rc < 0) return rc;
         size_t n;
-        const uint8_t *payload = rc == 1 ? NULL : kv_extent_check(x, kv->extent_bytes, k, i, p->ix.parts, p->ix.total, &n);
+        const uint8_t *payload = rc == 1 ? NULL : kv_extent_check(x, kv->extent_bytes, &(kv_part){ k, i, p->ix.parts, p->ix.total, p->ix.seq }, &n);
         if (!payload) return DM_ECORRUPT;
         if (!en->extent) memcpy(en->bytes + done, payload, n);
         done += n;

@@ -136,14 +136,15 @@ typedef struct burst {
 static int put_one(dm_kv *kv, const kv_put *p, uint8_t **stage)
 {
     const kv_entry *en = p->en;
+    const kv_part name = { &en->key, p->part, p->parts, en->n, p->seq };
     size_t room = kv->payload_bytes, at = p->part * room, n = en->n - at < room ? en->n - at : room;
     if (en->extent) { /* its header belongs to the writer, readers look behind it */
-        kv_extent_seal(en->extent, kv->extent_bytes, &en->key, 0, 1, en->n, en->n);
+        kv_extent_seal(en->extent, kv->extent_bytes, &name, en->n);
         return slot_write(kv, p->slot, en->extent);
     }
     if (!*stage) *stage = dm_aligned(kv->page_bytes, kv->extent_bytes);
     if (!*stage) return ENOMEM;
-    kv_extent_write(*stage, kv->extent_bytes, &en->key, p->part, p->parts, en->n, en->bytes + at, n);
+    kv_extent_write(*stage, kv->extent_bytes, &name, en->bytes + at, n);
     return slot_write(kv, p->slot, *stage);
 }
 

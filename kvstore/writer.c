@@ -132,7 +132,7 @@ static bool puts_room(kv_write *w, uint32_t parts)
     return true;
 }
 
-/* Takes slots for all parts and notes them; the extents are written before the commit. */
+/* Takes slots for all parts and notes them; the extents are written before the commit, under the sequence number that comes next. */
 static int place_parts(kv_write *w, const kv_entry *en, uint32_t parts)
 {
     dm_kv *kv = w->kv;
@@ -143,7 +143,7 @@ static int place_parts(kv_write *w, const kv_entry *en, uint32_t parts)
         MDB_val key = { kv_key_encode_part(buf, &en->key, i), buf }, val = { sizeof rec, rec };
         kv_part_encode(rec, buf, key.mv_size, slots[i]);
         rc = mdb_put(w->txn, kv->db[KV_DB_PARTS], &key, &val, MDB_NOOVERWRITE);
-        w->puts[w->puts_count++] = (kv_put){ .en = en, .part = i, .parts = parts, .slot = slots[i] };
+        w->puts[w->puts_count++] = (kv_put){ .en = en, .part = i, .parts = parts, .slot = slots[i], .seq = w->clock.seq };
         w->pages_live += (int64_t)kv->extent_pages;
         w->written_bytes += (int64_t)kv->extent_bytes;
     }

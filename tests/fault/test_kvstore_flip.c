@@ -309,6 +309,57 @@ static void a_slot_file_that_does_not_belong_costs_values_only(void **s)
     assert_int_equal(unlink(kt_slots_file(dir)), 0);
 }
 
+static void put_version(dm_kv *kv, const int32_t *ids, uint8_t version)
+{
+    uint8_t bytes[400];
+    dm_hash root = kt_root();
+    dm_err e;
+    memset(bytes, version, sizeof bytes);
+    assert_ok_e(dm_kv_put_state(kv, &root, ids, 7, bytes, sizeof bytes, &e), e);
+    kt_flush(kv);
+}
+
+/* A state that was dropped (it did not work) and put anew; then the disk gives back the slot of former days.  Key and checksum are right. */
+static void an_extent_of_an_earlier_writing_is_not_taken_for_the_last(void **s)
+{
+    (void)s;
+    const char *was = dir;
+    dir = kt_dir("writings");
+    dm_kv_opts o = kt_opts(dir);
+    dm_kv *kv = kt_open(&o);
+    int32_t *ids = kt_ids(9, 300);
+    dm_hash root = kt_root();
+    dm_kv_hit hit;
+    dm_err e;
+    dm_buf before = { 0 }, b = { 0 };
+    put_version(kv, ids, 1);
+    assert_ok_e(dm_file_read(kt_slots_file(dir), 1 << 20, &before, &e), e);
+    assert_ok_e(dm_kv_drop_state(kv, &root, ids, 7, &e), e);
+    kt_flush(kv);
+    put_version(kv, ids, 2);
+    dm_kv_close(kv);
+    assert_ok_e(dm_file_read(kt_slots_file(dir), 1 << 20, &b, &e), e);
+    int put_back = 0;
+    for (size_t x = 0; x + EXTENT_BYTES <= b.n; x += EXTENT_BYTES)
+        if (memcmp(b.p + x + 16, "DMKX", 4) == 0 && b.p[x + 128] == 2)
+            for (size_t y = 0; y + EXTENT_BYTES <= before.n; y += EXTENT_BYTES)
+                if (memcmp(before.p + y + 16, "DMKX", 4) == 0 && before.p[y + 128] == 1) memcpy(b.p + x, before.p + y, EXTENT_BYTES), put_back++;
+    assert_int_equal(put_back, 1);
+    write_to(kt_slots_file(dir), b.p, b.n);
+    kv = kt_open(&o);
+    assert_ok_e(dm_kv_find(kv, ids, 300, 300, &hit, &e), e);
+    assert_int_equal(hit.pos, 7);
+    dm_buf_clear(&b);
+    assert_err(DM_EMISS, dm_kv_read_state(kv, &hit, &b, NULL, &e));
+    dm_kv_hit_end(kv, &hit);
+    assert_int_equal(kt_stat(kv).bad_entries, 1);
+    dm_kv_close(kv);
+    dm_buf_free(&b);
+    dm_buf_free(&before);
+    free(ids);
+    dir = was;
+}
+
 static void a_file_of_no_bytes_is_an_empty_store(void **s)
 {
     (void)s;
@@ -457,6 +508,7 @@ int main(void)
         cmocka_unit_test(a_bad_value_is_counted_removed_and_can_be_put_again),
         cmocka_unit_test(a_cut_file_is_refused_with_a_way_out_and_left_as_it_is),
         cmocka_unit_test(a_slot_file_that_does_not_belong_costs_values_only),
+        cmocka_unit_test(an_extent_of_an_earlier_writing_is_not_taken_for_the_last),
         cmocka_unit_test(a_file_of_no_bytes_is_an_empty_store),
         cmocka_unit_test(files_deleted_behind_the_store_are_misses_at_worst),
         cmocka_unit_test(records_deleted_between_find_and_read_are_a_miss),

@@ -80,14 +80,15 @@ static void read_extent(const uint8_t *p, size_t n, bool mend, size_t more)
     memcpy(k.tail.b, x + 80, 32);
     uint32_t part = get32(x + 24), parts = get32(x + 28), claimed = get32(x + 32);
     if (mend && claimed <= bytes - KV_HEADER_BYTES) dm_xxh3_128(x, x + 16, KV_HEADER_BYTES - 16 + claimed);
-    const uint8_t *payload = kv_extent_check(x, bytes, &k, part, parts, get64(x + 40), &len);
+    const kv_part name = { &k, part, parts, get64(x + 40), get64(x + 112) };
+    const uint8_t *payload = kv_extent_check(x, bytes, &name, &len);
     if (payload) {
         FUZZ_CHECK(payload == x + KV_HEADER_BYTES && len <= bytes - KV_HEADER_BYTES && len == claimed && part < parts);
-        kv_extent_write(again, bytes, &k, part, parts, get64(x + 40), payload, len);
+        kv_extent_write(again, bytes, &name, payload, len);
         FUZZ_CHECK(memcmp(again, x, KV_HEADER_BYTES + len) == 0);
     }
     k.hash.b[0] ^= 1;
-    FUZZ_CHECK(!kv_extent_check(x, bytes, &k, part, parts, get64(x + 40), &len));
+    FUZZ_CHECK(!kv_extent_check(x, bytes, &name, &len));
     free(x);
     free(again);
 }
