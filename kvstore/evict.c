@@ -9,7 +9,7 @@
  * block is written after its predecessor, and everything used by one hit has one age (the states that it passed by, too), so
  * chains lose their deep end before the beginning that the rest hangs on.
  *
- * Never evicted: what this transaction wrote, and what a hit has pinned.  Spared as long as there is anything else: what was
+ * Never evicted: what this transaction wrote, and what a hit or a lease has pinned.  Spared as long as there is anything else: what was
  * written, and after that what was used, within the last eighth of a quota, or has hits that are not used up.  So a store full of old favourites leaves room
  * for a new session, whose first blocks have no hits yet.
  *
@@ -264,7 +264,7 @@ static bool spare_all(kv_map *spared, const kv_map *keys, int64_t why)
     return true;
 }
 
-/* Is k pinned, or put again or found while this transaction runs (its new age is not in the index yet, and its caller may count on it)?
+/* Is k pinned or leased, or put again or found while this transaction runs (its new age is not in the index yet, and its caller may count on it)?
  * Pins and uses hold a chain from its beginning, but they come and go while a scan walks from its end: so what once stood in the way
  * does so to the end of the transaction, with all that was held beside it.  Else the end of a hit between two looks would let a
  * block go that the spared ones hang on.  kv->lock held; 1, 0, or ENOMEM. */
@@ -274,9 +274,9 @@ static int spared(kv_write *w, const kv_key *k, spare what)
     const int64_t why = SPARED_PIN | (what == SPARE_NONE ? 0 : SPARED_USE);
     const kv_slot *s = kv_map_find(&w->spared, k);
     if (s && s->v.count & why) return 1;
-    bool held = kv_map_count(&kv->pins, k) || (what != SPARE_NONE && kv_map_find(&kv->touched, k));
+    bool held = kv_map_count(&kv->pins, k) || kv_map_count(&kv->leases, k) || (what != SPARE_NONE && kv_map_find(&kv->touched, k));
     if (!held) return 0;
-    return spare_all(&w->spared, &kv->pins, SPARED_PIN) && spare_all(&w->spared, &kv->touched, SPARED_USE) ? 1 : ENOMEM;
+    return spare_all(&w->spared, &kv->pins, SPARED_PIN) && spare_all(&w->spared, &kv->leases, SPARED_PIN) && spare_all(&w->spared, &kv->touched, SPARED_USE) ? 1 : ENOMEM;
 }
 
 /* Dooms k (find does not offer it any more) unless it is spared.  0: doomed; EBUSY; ENOMEM. */

@@ -11,6 +11,7 @@
  *   ahead.c    several of these in flight, ahead of who reads a hit in order
  *   find.c     the deepest usable cut of a prompt; reading a hit
  *   evict.c    what leaves the disk tier, and removal
+ *   lease.c    what sleeping sessions keep from leaving
  *   writer.c   the one thread that owns the write transaction
  *   store.c    open, close, put, flush, stat
  *   verify.c   verify and inspect
@@ -209,6 +210,8 @@ typedef struct kv_ahead {
     int threads_count;
 } kv_ahead;
 
+typedef struct kv_lease kv_lease;
+
 #define KV_BUFS 8
 struct dm_kv {
     /* fixed at open */
@@ -232,6 +235,9 @@ struct dm_kv {
     kv_map by_last;      /* KV_LAST key -> first kv_entry of its states */
     kv_list lru, queue;
     kv_map pins;    /* key -> number of hits that hold it */
+    kv_map leases;  /* key -> leases that hold it (lease.c) */
+    kv_lease *lease_list; /* owned */
+    int64_t leased; /* extents of all keys in leases */
     kv_map doomed;  /* keys whose disk copy is going away: not offered, not pinned */
     kv_map touched; /* key -> uses since the writer last looked: hits, plus KV_PASS for each hit that passed by it,
                        plus KV_AGAIN for each put of what was there */
@@ -396,6 +402,10 @@ int kv_entry_delete(kv_write *w, const kv_key *k);
 int kv_touch(kv_write *w, const kv_key *k, int64_t uses, const kv_rank *r); /* uses as in touched; r: NULL, or the rank for KV_AGAIN */
 uint64_t kv_priority(const dm_kv *kv, uint64_t clock, uint32_t uses);
 int64_t kv_room_pages(const kv_write *w);
+
+/* lease.c; with kv->lock */
+void kv_leases_expire(dm_kv *kv, uint64_t now);
+void kv_leases_free(dm_kv *kv);
 
 /* writer.c */
 void *kv_writer_main(void *kv);

@@ -16,8 +16,8 @@
  *   K2  kill -9 at any point leaves a store that opens at once, with every entry whole or absent.
  *   K3  put never waits for the disk: it copies into the RAM tier and queues.  When the queue is full
  *       (queue_bytes_max) the oldest unwritten entry of least value is given up (counted), never the caller.
- *   K4  disk_bytes_max is never exceeded by more than one extent; nothing just written, pinned or being
- *       read is evicted; an entry larger than the quota is refused (DM_ELIMIT) and nothing is evicted for it.
+ *   K4  disk_bytes_max is never exceeded by more than one extent; nothing just written, pinned, leased (dm_kv_pin)
+ *       or being read is evicted; an entry larger than the quota is refused (DM_ELIMIT) and nothing is evicted for it.
  *   K5  A full disk, or one of which only the last eighth (64 MiB at most) is left, stops spilling with one
  *       warning; it goes on serving, and starts again by itself.
  *   K6  A hit is the minimum over its parts: a state counts only if all blocks before it are there.
@@ -107,6 +107,11 @@ typedef enum dm_kv_tier { DM_KV_RAM = 1, DM_KV_DISK = 2 } dm_kv_tier;
 DM_API int dm_kv_read_block(dm_kv *kv, const dm_kv_hit *hit, int64_t i, void *dst, dm_kv_tier *tier, dm_err *e);
 DM_API int dm_kv_read_state(dm_kv *kv, const dm_kv_hit *hit, dm_buf *out, dm_kv_tier *tier, dm_err *e);
 DM_API void dm_kv_hit_end(dm_kv *kv, dm_kv_hit *hit); /* unpins; zeroes *hit; fine on a zeroed hit */
+/* Keeps the whole blocks of ids[0 .. n) and the state at n from leaving the disk for ttl_ms from now: for a session that waits for a tool.
+ * They need not be written yet.  owner (not 0) has one such lease at a time: a new one replaces it, n or ttl_ms of 0 ends it.  Leases
+ * are of this process and in memory; another process may evict.  DM_ELIMIT: all leases together would hold more than half of the
+ * quota (the owner's last one stays); DM_ENOMEM. */
+DM_API int dm_kv_pin(dm_kv *kv, uint64_t owner, const int32_t *ids, int64_t n, int64_t ttl_ms, dm_err *e);
 /* The caller found that what it restored does not work (K17): drop the state and never offer it again. */
 DM_API int dm_kv_drop_state(dm_kv *kv, const dm_hash *last, const int32_t *tail, int tail_count, dm_err *e);
 
@@ -115,6 +120,7 @@ DM_API int dm_kv_drop_state(dm_kv *kv, const dm_hash *last, const int32_t *tail,
 typedef struct dm_kv_stat {
     int64_t blocks, states;                 /* on disk */
     int64_t disk_bytes_live, disk_bytes_file, disk_bytes_max;
+    int64_t leased_bytes;                   /* kept by dm_kv_pin, at most half of the quota */
     int64_t ram_entries, ram_bytes, ram_bytes_max;
     int64_t queued_bytes;
     int64_t put_blocks, put_states, put_duplicates, put_dropped; /* since open */

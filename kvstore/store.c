@@ -94,6 +94,7 @@ static void destroy(dm_kv *kv)
     kv_env_close(kv);
     kv_dir_release(kv);
     kv_ram_free(kv);
+    kv_leases_free(kv);
     while (kv->bufs_count) dm_free(kv->bufs[--kv->bufs_count]);
     kv_ahead_free(kv);
     pthread_cond_destroy(&kv->done);
@@ -310,10 +311,13 @@ void dm_kv_stat_get(dm_kv *kv, dm_kv_stat *out)
 {
     pthread_mutex_lock(&kv->lock);
     *out = kv->st;
+    kv_leases_expire(kv, dm_now_ns());
+    int64_t leased = kv->leased;
     pthread_mutex_unlock(&kv->lock);
     out->disk_bytes_max = kv->opts.disk_bytes_max;
     out->ram_bytes_max = kv->opts.ram_bytes_max;
     out->block_bytes = kv->opts.block_bytes;
     out->extent_bytes = kv->extent_bytes;
+    out->leased_bytes = leased * (int64_t)kv->extent_bytes;
     kv_stat_disk(kv, out);
 }

@@ -473,6 +473,7 @@ static void work_once(dm_kv *kv, batch *b)
     b->removals = NULL;
     b->touched = (kv_map){ 0 };
     int64_t pages = 0;
+    kv_leases_expire(kv, dm_now_ns());
     int rc = sync_for_slots(kv);
     if (rc) {
         stall(kv, rc, 0);
