@@ -134,6 +134,7 @@ static int load_hit(pager *p, const dm_kv_hit *hit, const int32_t *ids, const _A
 static const char *why_missed(const dm_kv_hit *hit, int64_t n)
 {
     if (hit->pos == n) return NULL;
+    if (hit->evicted) return "evicted for want of room";
     if (hit->pos == 0) return hit->blocks_present ? "blocks without a state" : "nothing stored";
     return hit->blocks_present > hit->blocks ? "no state deeper" : NULL;
 }

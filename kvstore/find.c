@@ -284,6 +284,7 @@ int dm_kv_find(dm_kv *kv, const int32_t *ids, int64_t n, int64_t limit, dm_kv_hi
         if (got < 0) rc = got;
         tail_max = (int)best.tail_count - 1; /* if it went away: go on below it */
     }
+    if (!rc) hit->evicted = kv_ghost_charge(kv, p->blocks, p->blocks_count, ids, limit, got == 1 ? b * DM_KV_BLOCK + best.tail_count : 0);
     if (got == 1) {
         release_pins(kv, p, (size_t)b);
         p->state = best;

@@ -12,6 +12,7 @@
  *   find.c     the deepest usable cut of a prompt; reading a hit
  *   evict.c    what leaves the disk tier, and removal
  *   lease.c    what sleeping sessions keep from leaving
+ *   ghost.c    what eviction cost
  *   writer.c   the one thread that owns the write transaction
  *   store.c    open, close, put, flush, stat
  *   verify.c   verify and inspect
@@ -212,6 +213,13 @@ typedef struct kv_ahead {
 
 typedef struct kv_lease kv_lease;
 
+/* Keys of what was evicted (ghost.c). */
+typedef struct kv_ghosts {
+    kv_map map;   /* key -> place in the ring, from 1; KV_LAST key -> tail of the state, from 1 */
+    kv_key *ring; /* owned; cap of them, NULL before the first */
+    size_t cap, next;
+} kv_ghosts;
+
 #define KV_BUFS 8
 struct dm_kv {
     /* fixed at open */
@@ -238,6 +246,7 @@ struct dm_kv {
     kv_map leases;  /* key -> leases that hold it (lease.c) */
     kv_lease *lease_list; /* owned */
     int64_t leased; /* extents of all keys in leases */
+    kv_ghosts ghosts;
     kv_map doomed;  /* keys whose disk copy is going away: not offered, not pinned */
     kv_map touched; /* key -> uses since the writer last looked: hits, plus KV_PASS for each hit that passed by it,
                        plus KV_AGAIN for each put of what was there */
@@ -402,6 +411,14 @@ int kv_entry_delete(kv_write *w, const kv_key *k);
 int kv_touch(kv_write *w, const kv_key *k, int64_t uses, const kv_rank *r); /* uses as in touched; r: NULL, or the rank for KV_AGAIN */
 uint64_t kv_priority(const dm_kv *kv, uint64_t clock, uint32_t uses);
 int64_t kv_room_pages(const kv_write *w);
+
+/* ghost.c; with kv->lock */
+void kv_ghost_add(dm_kv *kv, const kv_key *k);
+void kv_ghost_forget(dm_kv *kv, const kv_key *k);
+void kv_ghosts_free(dm_kv *kv);
+/* Without the lock.  A lookup ended at pos; `present` blocks of the prompt are there.  Counts and returns how many tokens deeper it would
+ * have come, had nothing been evicted. */
+int64_t kv_ghost_charge(dm_kv *kv, const kv_key *blocks, size_t present, const int32_t *ids, int64_t limit, int64_t pos);
 
 /* lease.c; with kv->lock */
 void kv_leases_expire(dm_kv *kv, uint64_t now);

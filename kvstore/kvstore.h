@@ -94,6 +94,7 @@ typedef struct dm_kv_hit {
     int64_t blocks;     /* whole blocks before pos */
     size_t state_bytes; /* 0 when pos = 0 */
     int64_t blocks_present; /* blocks of the prompt in the store, whether or not a state makes them usable */
+    int64_t evicted;    /* tokens by which it would be deeper, had this process not evicted (of what it remembers) */
     void *pin;          /* internal */
 } dm_kv_hit;
 
@@ -126,6 +127,7 @@ typedef struct dm_kv_stat {
     int64_t put_blocks, put_states, put_duplicates, put_dropped; /* since open */
     int64_t bytes_written;                  /* since open */
     int64_t hits, misses, bad_entries, evicted_entries;
+    int64_t ghost_hits, ghost_tokens;       /* lookups that eviction made shorter, and by how many tokens in all: the price of the policy */
     bool disk_full;                         /* spilling is off for now (K5) */
     size_t block_bytes, extent_bytes;
 } dm_kv_stat;

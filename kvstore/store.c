@@ -95,6 +95,7 @@ static void destroy(dm_kv *kv)
     kv_dir_release(kv);
     kv_ram_free(kv);
     kv_leases_free(kv);
+    kv_ghosts_free(kv);
     while (kv->bufs_count) dm_free(kv->bufs[--kv->bufs_count]);
     kv_ahead_free(kv);
     pthread_cond_destroy(&kv->done);

@@ -78,6 +78,7 @@ static void write_settle(kv_write *w, bool committed)
     pthread_mutex_lock(&kv->lock);
     for (size_t i = 0; i < w->gone_count; i++) {
         kv_map_add(&kv->doomed, &w->gone[i], -1);
+        if (committed) kv_ghost_add(kv, &w->gone[i]);
         kv_entry *en = committed ? NULL : kv_ram_get(kv, &w->gone[i]);
         if (en) en->on_disk = true;
     }
@@ -355,6 +356,8 @@ static void settle_good(dm_kv *kv, batch *b)
     for (size_t i = 0; i < b->count; i++) {
         kv_entry *en = b->entries[i];
         en->on_disk = b->fates[i] != FATE_NO_ROOM;
+        if (en->on_disk) kv_ghost_forget(kv, &en->key);
+        else kv_ghost_add(kv, &en->key);
         kv->st.put_duplicates += b->fates[i] == FATE_THERE;
         kv->st.put_dropped += b->fates[i] == FATE_NO_ROOM;
         kv_ram_clean(kv, en);
