@@ -131,7 +131,7 @@ static void old_favourites_leave_room_for_a_long_prompt(void **s)
         int32_t *ids = kt_ids(3000 + i, 300);
         assert_ok_e(put_after(kv, ids, 0, &e), e);
         assert_ok_e(kt_put_state(kv, ids, 260, 500, &e), e);
-        if (i % 8 == 7) kt_flush(kv);
+        kt_flush(kv); /* a state that is written after its block was used begins a run of its own, which holds the block */
         for (int k = 0; k < 9; k++) assert_int_equal(kt_found(kv, ids, 300), 260);
         free(ids);
     }
