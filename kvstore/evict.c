@@ -210,13 +210,18 @@ int kv_rank_behind(kv_write *w, const dm_hash *prev, bool state, kv_rank *r)
     }
     /* A run that is forgotten is not taken up again: not all that hangs on its entries hangs on something above this floor. */
     kv_run *run = goes_on ? find_run(kv, ix.written) : NULL;
+    r->own = kv_priority(kv, r->age, 0);
+    if (!run && state) { /* of a block that was used before: it holds that block for this transaction only, as one state is not worth a floor for all */
+        r->floor = r->most;
+        if (r->floor < w->held) w->held = r->floor;
+        return 0;
+    }
     if (!run) run = add_run(kv, run_start(w), r->most);
     r->written = run->start;
     run->latest = w->clock.bytes;
     run->no = w->no;
     if (run->floor < w->held) w->held = run->floor;
     r->floor = run->floor;
-    r->own = kv_priority(kv, r->age, 0);
     return 0;
 }
 

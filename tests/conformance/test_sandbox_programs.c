@@ -176,7 +176,7 @@ static void everyday_tools_work(void **state) {
 static void ps_shows_only_what_is_inside(void **state) {
     (void)state;
     need("ps");
-    sh("ps -e -o comm= | sort -u", "ps\nsh\nsort\nsupervisor\n");
+    sh("ps -e -o comm= >list; sort -u list", "ps\nsh\nsupervisor\n");
 }
 
 static void a_debugger_is_told_no_and_the_program_runs_without(void **state) {
