@@ -13,6 +13,9 @@
  * written, and after that what was used, within the last eighth of a quota, or has hits that are not used up.  So a store full of old favourites leaves room
  * for a new session, whose first blocks have no hits yet.
  *
+ * First of all go the states that a session hardly needs (passed.c), the one that saves fewest tokens before others: their priority is
+ * that number, which is below every age.
+ *
  * Runs.  A block put with its predecessor (and a state, whose last block is its predecessor) must never outlive what it hangs on, however
  * long the prompt is and whatever else is written meanwhile.  So
  *   E1  it is never of higher priority than its predecessor, nor used later
@@ -120,7 +123,10 @@ void kv_note_use(dm_kv *kv, const kv_key *k, int64_t use)
 {
     if (kv->opts.read_only || kv->touched.used >= TOUCHED_MAX) return;
     kv_slot *s = kv_map_put(&kv->touched, k);
-    if (s) s->v.count += use;
+    if (!s) return;
+    if (use >= KV_THIN && s->v.count && s->v.count < KV_THIN) return;
+    if (use >= KV_THIN || s->v.count >= KV_THIN) s->v.count = 0;
+    s->v.count += use;
 }
 
 /* Ages step, so that a use soon after another does not rewrite pages; and all of a path steps at once (E1). */
@@ -130,12 +136,34 @@ static uint64_t age_now(const kv_write *w)
     return w->clock.bytes - w->clock.bytes % step;
 }
 
+static int put_index(kv_write *w, const kv_key *k, const kv_index *ix)
+{
+    uint8_t buf[KV_KEY_MAX], rec[KV_INDEX_BYTES], order[KV_ORDER_BYTES];
+    MDB_val key = { kv_key_encode(buf, k), buf }, val = { sizeof rec, rec }, okey = { sizeof order, order };
+    kv_index_encode(rec, k, ix);
+    kv_order_encode(order, ix);
+    int rc = mdb_put(w->txn, kv_index_db(w->kv, k), &key, &val, 0);
+    return rc ? rc : mdb_put(w->txn, w->kv->db[KV_DB_ORDER], &okey, &key, 0);
+}
+
+static bool is_thin(const kv_key *k, const kv_index *ix) { return k->kind == KV_STATE && ix->priority < KV_THIN_MAX; }
+
+/* One that many go on from is no middle of a session. */
+static int make_thin(kv_write *w, const kv_key *k, kv_index *ix, uint64_t saves)
+{
+    if (k->kind != KV_STATE || ix->uses > KV_PASS_USES || ix->priority == saves) return 0;
+    int rc = delete_order(w, ix);
+    ix->priority = saves;
+    return rc ? rc : put_index(w, k, ix);
+}
+
 int kv_touch(kv_write *w, const kv_key *k, int64_t uses, const kv_rank *r)
 {
     kv_index ix;
     dm_kv *kv = w->kv;
     int rc = kv_index_get(kv, w->txn, k, &ix);
     if (rc) return rc == MDB_NOTFOUND ? 0 : rc;
+    if (uses >= KV_THIN) return make_thin(w, k, &ix, (uint64_t)(uses - KV_THIN));
     if (!r && is_run(ix.written)) uses %= KV_AGAIN; /* only its rank tells how young it may be (E1) */
     uint32_t sum = kv_uses_after(ix.uses, uses);
     uint64_t age = r ? r->age : age_now(w), written = uses < KV_AGAIN ? ix.written : r ? r->written : w->clock.bytes;
@@ -154,12 +182,7 @@ int kv_touch(kv_write *w, const kv_key *k, int64_t uses, const kv_rank *r)
     ix.priority = priority > ix.priority ? priority : ix.priority;
     ix.last_used = age;
     ix.written = written;
-    uint8_t buf[KV_KEY_MAX], rec[KV_INDEX_BYTES], order[KV_ORDER_BYTES];
-    MDB_val key = { kv_key_encode(buf, k), buf }, val = { sizeof rec, rec }, okey = { sizeof order, order };
-    kv_index_encode(rec, k, &ix);
-    kv_order_encode(order, &ix);
-    rc = mdb_put(w->txn, kv_index_db(kv, k), &key, &val, 0);
-    return rc ? rc : mdb_put(w->txn, kv->db[KV_DB_ORDER], &okey, &key, 0);
+    return put_index(w, k, &ix);
 }
 
 /* ---- runs ------------------------------------------------------------------------------------------ */
@@ -325,8 +348,9 @@ static int consider(kv_write *w, MDB_cursor *cur, const MDB_val *okey, const MDB
     if (ix.priority >= r->floor || ix.priority >= (what == SPARE_NONE ? w->held : least_floor(w, recent))) return STOP;
     if (what == SPARE_NONE && ix.priority >= r->own) return STOP;
     if (ix.seq >= w->seq_first || in_hand(w, &ix)) return 0;
-    if (what != SPARE_NONE && written + recent > w->clock.bytes) return 0;
-    if (what == SPARE_USED && (ix.last_used + recent > w->clock.bytes || ix.priority > w->clock.bytes)) return 0;
+    bool thin = is_thin(&k, &ix);
+    if (what != SPARE_NONE && !thin && written + recent > w->clock.bytes) return 0;
+    if (what == SPARE_USED && !thin && (ix.last_used + recent > w->clock.bytes || ix.priority > w->clock.bytes)) return 0;
     rc = doom(w, &k, what);
     if (rc) return rc == EBUSY ? 0 : STOP; /* out of memory: nobody knows what may go */
     rc = mdb_cursor_del(cur, 0);

@@ -106,7 +106,7 @@ static int pin_chain(dm_kv *kv, hit_pin *p, const int32_t *ids, int64_t blocks)
 
 /* Deepest state on disk behind `last` with a tail of at most tail_max ids that is a prefix of tail.  Keys are sorted by tail
  * length, so each step looks at the longest length not above `want`: at most 256 steps, however many states there are. */
-static bool disk_state(dm_kv *kv, MDB_cursor *cur, const dm_hash *last, const int32_t *tail, int tail_max, kv_key *best)
+bool kv_disk_state(dm_kv *kv, MDB_cursor *cur, const dm_hash *last, const int32_t *tail, int tail_max, kv_key *best)
 {
     uint8_t buf[KV_KEY_MAX];
     for (int want = tail_max; want >= 0;) {
@@ -154,7 +154,7 @@ static bool search_state(dm_kv *kv, const hit_pin *p, const int32_t *ids, int64_
         pthread_mutex_lock(&kv->lock);
         found = kv_ram_state(kv, last, tail, max, best);
         pthread_mutex_unlock(&kv->lock);
-        if (cur && disk_state(kv, cur, last, tail, max, &disk) && (!found || disk.tail_count > best->tail_count)) *best = disk, found = true;
+        if (cur && kv_disk_state(kv, cur, last, tail, max, &disk) && (!found || disk.tail_count > best->tail_count)) *best = disk, found = true;
         if (found) break;
         --*b;
         *tail_max = DM_KV_BLOCK - 1;
@@ -212,7 +212,7 @@ static void pin_free(hit_pin *p)
     dm_free(p);
 }
 
-static void note_key(dm_kv *kv, const kv_key *k, int64_t use)
+void kv_note_key(dm_kv *kv, const kv_key *k, int64_t use)
 {
     kv_entry *en = kv_ram_get(kv, k);
     if (en) en->uses = kv_uses_after(en->uses, use);
@@ -227,35 +227,10 @@ static void note_key(dm_kv *kv, const kv_key *k, int64_t use)
 static void note_use(dm_kv *kv, const hit_pin *p)
 {
     pthread_mutex_lock(&kv->lock);
-    for (size_t i = 0; i < p->blocks_count; i++) note_key(kv, &p->blocks[i], p->state_uses ? 1 : KV_PASS);
-    note_key(kv, &p->state, 1);
+    for (size_t i = 0; i < p->blocks_count; i++) kv_note_key(kv, &p->blocks[i], p->state_uses ? 1 : KV_PASS);
+    kv_note_key(kv, &p->state, 1);
     pthread_cond_signal(&kv->work);
     pthread_mutex_unlock(&kv->lock);
-}
-
-/* The states that the hit passed by, one behind each block at most.  Were they to age alone, a chain that loses its deep end would be
- * left without any state, hence without use. */
-static void note_passed(dm_kv *kv, const hit_pin *p, const int32_t *ids)
-{
-    MDB_txn *txn;
-    MDB_cursor *cur;
-    if (!p->blocks_count || kv_txn_begin(kv, false, &txn) != 0) return;
-    if (mdb_cursor_open(txn, kv->db[KV_DB_STATES], &cur) != 0) {
-        kv_txn_end(kv, txn);
-        return;
-    }
-    for (size_t i = 0; i < p->blocks_count; i++) {
-        const dm_hash *last = i ? &p->blocks[i - 1].hash : &kv->opts.root;
-        const int32_t *tail = ids + i * DM_KV_BLOCK;
-        kv_key ram, disk;
-        bool on = disk_state(kv, cur, last, tail, DM_KV_BLOCK - 1, &disk);
-        pthread_mutex_lock(&kv->lock);
-        bool in = kv_ram_state(kv, last, tail, DM_KV_BLOCK - 1, &ram);
-        if (in || on) note_key(kv, in && (!on || ram.tail_count >= disk.tail_count) ? &ram : &disk, KV_PASS);
-        pthread_mutex_unlock(&kv->lock);
-    }
-    mdb_cursor_close(cur);
-    kv_txn_end(kv, txn);
 }
 
 static void count_find(dm_kv *kv, bool hit)
@@ -294,7 +269,7 @@ int dm_kv_find(dm_kv *kv, const int32_t *ids, int64_t n, int64_t limit, dm_kv_hi
         hit->pos = b * DM_KV_BLOCK + best.tail_count;
         hit->pin = p;
         note_use(kv, p);
-        note_passed(kv, p, ids);
+        kv_note_passed(kv, p->blocks, p->blocks_count, ids, hit->pos);
     } else {
         release_pins(kv, p, 0);
         pin_free(p);

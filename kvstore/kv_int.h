@@ -10,6 +10,7 @@
  *   load.c     disk -> RAM: O_DIRECT reads with verification
  *   ahead.c    several of these in flight, ahead of who reads a hit in order
  *   find.c     the deepest usable cut of a prompt; reading a hit
+ *   passed.c   states that a hit passed by: kept young, or let go first
  *   evict.c    what leaves the disk tier, and removal
  *   lease.c    what sleeping sessions keep from leaving
  *   ghost.c    what eviction cost
@@ -128,6 +129,10 @@ bool kv_clock_decode(kv_clock *c, const void *p, size_t n);
 #define KV_PASS ((int64_t)1 << 32)
 #define KV_AGAIN ((int64_t)1 << 48) /* it was put again: as good as just written */
 #define KV_PASS_USES 1
+/* A state that its session hardly needs (passed.c): plus the tokens that it would save, as its priority, hence the first to go.  Ages are
+ * larger: the store clock begins at KV_THIN_MAX.  Not a sum: one other use is worth more. */
+#define KV_THIN ((int64_t)1 << 60)
+#define KV_THIN_MAX ((int64_t)1 << 20)
 uint32_t kv_uses_after(uint32_t uses, int64_t more);
 void kv_note_use(dm_kv *kv, const kv_key *k, int64_t use); /* with kv->lock: for the writer to apply */
 
@@ -411,6 +416,14 @@ int kv_entry_delete(kv_write *w, const kv_key *k);
 int kv_touch(kv_write *w, const kv_key *k, int64_t uses, const kv_rank *r); /* uses as in touched; r: NULL, or the rank for KV_AGAIN */
 uint64_t kv_priority(const dm_kv *kv, uint64_t clock, uint32_t uses);
 int64_t kv_room_pages(const kv_write *w);
+
+/* find.c */
+/* Deepest state on the disk behind `last` with a tail of at most tail_max ids that is a prefix of tail; cur: of the states. */
+bool kv_disk_state(dm_kv *kv, MDB_cursor *cur, const dm_hash *last, const int32_t *tail, int tail_max, kv_key *best);
+void kv_note_key(dm_kv *kv, const kv_key *k, int64_t use); /* with kv->lock */
+
+/* passed.c */
+void kv_note_passed(dm_kv *kv, const kv_key *blocks, size_t blocks_count, const int32_t *ids, int64_t pos);
 
 /* ghost.c; with kv->lock */
 void kv_ghost_add(dm_kv *kv, const kv_key *k);

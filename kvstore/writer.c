@@ -53,9 +53,9 @@ static int write_begin(dm_kv *kv, kv_write *w, size_t entries)
     w->id = mdb_txn_id(w->txn);
     rc = mdb_env_info(kv->env, &info);
     if (!rc) rc = mdb_get(w->txn, kv->db[KV_DB_META], &key, &val);
-    /* A lost clock starts again from zero: ages are wrong for a while, and the slots are counted anew. */
+    /* A lost clock starts again: ages are wrong for a while, and the slots are counted anew. */
     bool lost = rc == MDB_NOTFOUND || (!rc && !kv_clock_decode(&w->clock, val.mv_data, val.mv_size));
-    if (lost) w->clock = (kv_clock){ 0 };
+    if (lost) w->clock = (kv_clock){ .bytes = KV_THIN_MAX };
     if (rc == MDB_NOTFOUND) rc = 0;
     w->seq_first = w->clock.seq;
     MDB_stat st;
