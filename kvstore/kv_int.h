@@ -169,6 +169,7 @@ typedef struct kv_entry {
     kv_where where; /* CLEAN entries are in the LRU list, QUEUED in the queue, WRITING in the writer's batch */
     bool on_disk, in_table;
     bool ahead;                    /* loaded ahead and not asked for yet */
+    bool again;                    /* was on the disk when it was queued: to be made young, not written */
     bool chained;                  /* behind is known: block i-1, or the root */
     bool denied;                   /* the disk had no room for it, or not its predecessor: what hangs on it is not written either */
     dm_hash behind;                /* key of the predecessor */
@@ -261,6 +262,7 @@ struct dm_kv {
     uint64_t synced;     /* every put up to this one is durable, or was given up */
     int flush_waiters;
     uint64_t queue_since_ns; /* when the queue stopped being empty */
+    int64_t queued_again;    /* entries in the queue with `again` */
     bool stop, abandon, writer_exited;
     bool epoch_new;          /* a prompt was looked up: what is put from now on is of another age */
     bool unsynced;           /* a commit's root is not on the disk for sure */

@@ -190,6 +190,8 @@ void kv_ram_queue(dm_kv *kv, kv_entry *en)
     push_tail(&kv->queue, en);
     en->where = KV_QUEUED;
     en->ticket = ++kv->ticket;
+    en->again = en->on_disk;
+    kv->queued_again += en->again;
     kv->st.queued_bytes += (int64_t)en->n;
 }
 
@@ -199,6 +201,7 @@ void kv_ram_unqueue(dm_kv *kv, kv_entry *en, kv_where where)
     DM_ASSERT(en->where == KV_QUEUED);
     unlink_entry(&kv->queue, en);
     en->where = where;
+    kv->queued_again -= en->again;
     if (where == KV_WRITING) return;
     kv->st.queued_bytes -= (int64_t)en->n;
     push_tail(&kv->lru, en);
@@ -213,6 +216,7 @@ void kv_ram_requeue_front(dm_kv *kv, kv_entry *en)
     }
     push_head(&kv->queue, en);
     en->where = KV_QUEUED;
+    kv->queued_again += en->again;
 }
 
 void kv_ram_clean(dm_kv *kv, kv_entry *en)
@@ -233,11 +237,23 @@ static kv_entry *deepest(dm_kv *kv, kv_entry *en)
     return en;
 }
 
+/* The oldest one that is on the disk and only put again: giving it up costs nothing but its being young. */
+static kv_entry *queued_again(dm_kv *kv, const kv_entry *spare)
+{
+    for (kv_entry *en = kv->queued_again ? kv->queue.head : NULL; en; en = en->next)
+        if (en->again && en->on_disk && en != spare) return en;
+    return NULL;
+}
+
 /* Gives up the oldest unwritten entry of least value (never found and not pinned, else found and not pinned), or the end of what hangs
- * on it.  It stays readable in RAM as long as there is room. */
+ * on it.  It stays readable in RAM as long as there is room.  Before any, what is on the disk already. */
 bool kv_ram_give_up(dm_kv *kv, const kv_entry *spare)
 {
-    kv_entry *best = NULL;
+    kv_entry *best = queued_again(kv, spare);
+    if (best) {
+        kv_ram_unqueue(kv, best, KV_CLEAN);
+        return true;
+    }
     for (kv_entry *en = kv->queue.head; en; en = en->next) {
         if (en == spare || kv_map_count(&kv->pins, &en->key)) continue;
         if (!best) best = en;

@@ -28,6 +28,8 @@ static void one_round(worker *w)
     } else if (what == 7) {
         (void)dm_kv_flush(w->kv, 5, &e);
         (void)dm_kv_queued_bytes(w->kv);
+        int rc = dm_kv_pin(w->kv, 1 + name % 3, ids, 600, (int64_t)(dm_splitmix64(&w->seed) % 20), &e);
+        assert_true(rc == 0 || rc == DM_ELIMIT);
         (void)kt_stat(w->kv);
     } else {
         int64_t at = kt_restore(w->kv, ids, 700, 700); /* compares what it reads */
