@@ -9,12 +9,17 @@
  * TAIL feeds the last sampled token without sampling again, so that at END the sequence holds every token that
  * was reported (invariant E1), and the next turn costs only its own tokens.
  *
+ * Speculation: the run of a job that decodes may go on with drafted tokens, as tentative rows.  after_decode looks at the rows in
+ * order, each as plain decode would behind a step of one row; a token that was sampled and is what had been drafted has its row
+ * already, and that is the only difference.  Whatever rows are left over are taken back before anything else sees the sequence
+ * (E4).
+ *
  * A step takes one row of every job that decodes, then prefill rows up to the budget: a long prefill slows
  * decoding down by one chunk at most and never stops it (E2).  Jobs that prefill share what is left in turn.
  *
  * Order at the end of an input or an output: blocks, then the state, then the event (E3): whoever sees the event
  * knows that the sink has everything before it. */
-#include "engine/engine.h"
+#include "engine/spec_int.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -47,12 +52,16 @@ typedef struct job {
     bool (*hook)(void *, int32_t);
     void (*mask)(void *, float *, int);
     _Atomic bool cancel;
-    int32_t pending;  /* DECODE, TAIL: sampled, not yet run */
+    int32_t row_id[1 + DM_DRAFT_MAX]; /* DECODE, TAIL: the sampled token that is not yet run, then drafts */
+    int drafts;       /* of the step at hand */
     dm_gen_end end;   /* TAIL: what to report behind it */
-    float *logits;    /* [vocab] */
+    bool logprobs;
+    int top_logprobs;
+    float *logits;    /* [1 + depth][vocab] of the step's rows, as the model gave them */
+    float *masked;    /* [vocab] what is sampled from under a mask, or NULL */
     void *scratch;    /* the sampler's */
     int rows;         /* of this job in the step at hand */
-    int64_t prefilled, decoded;
+    int64_t prefilled, decoded, drafted, accepted;
     uint64_t start_ns, prefill_ns;
 } job;
 
@@ -72,7 +81,9 @@ struct dm_engine {
     int nactive;
     int turn; /* which prefilling job is served first */
     dm_run *runs;
-    int32_t *ids; /* [jobs_max]: ids of one-row runs */
+    dm_draft *drafts; /* [jobs_max] */
+    spec spec;
+    int64_t sampled;  /* tokens, in the step at hand */
 };
 
 /* ---- ending and reporting ------------------------------------------------------------------------- */
@@ -83,6 +94,7 @@ static void job_free(job *j)
     dm_ids_free(&j->feed);
     dm_free(j->stop);
     dm_free(j->logits);
+    dm_free(j->masked);
     dm_free(j->scratch);
     dm_free(j);
 }
@@ -123,7 +135,7 @@ static void finish(dm_engine *g, job *j, dm_gen_end end, const dm_err *err)
     if (j->phase == PREFILL) j->prefill_ns = now - j->start_ns;
     if (end != DM_END_ERROR && !(end == DM_END_CANCEL && j->fed == 0 && j->decoded == 0)) export_state(g, j);
     dm_gen_event ev = {.kind = DM_GEN_END, .end = end, .prefilled = j->prefilled, .decoded = j->decoded, .done = j->prefilled,
-                       .total = (int64_t)j->feed.n, .prefill_ns = j->prefill_ns, .decode_ns = now - j->start_ns - j->prefill_ns, .sampler = j->sampler};
+                       .total = (int64_t)j->feed.n, .drafted = j->drafted, .accepted = j->accepted, .prefill_ns = j->prefill_ns, .decode_ns = now - j->start_ns - j->prefill_ns, .sampler = j->sampler};
     if (err) ev.err = *err;
     for (int i = 0; i < g->nactive; i++) {
         if (g->active[i] != j) continue;
@@ -139,13 +151,6 @@ static void finish(dm_engine *g, job *j, dm_gen_end end, const dm_err *err)
     job_free(j);
 }
 
-static void finish_error(dm_engine *g, job *j, int code, const char *text)
-{
-    dm_err err;
-    dm_err_set(&err, code, "engine", "%s", text);
-    finish(g, j, DM_END_ERROR, &err);
-}
-
 /* ---- sampling ------------------------------------------------------------------------------------------ */
 
 static bool is_stop(const job *j, int32_t id)
@@ -155,32 +160,67 @@ static bool is_stop(const job *j, int32_t id)
     return false;
 }
 
-/* Samples the next token from j->logits and decides how the job goes on. */
-static void sample(dm_engine *g, job *j)
+static void report_token(dm_engine *g, job *j, const float *logits, int id)
+{
+    dm_logprob top[DM_LOGPROBS_MAX];
+    dm_gen_event ev = {.kind = DM_GEN_TOKEN, .id = id, .decoded = j->decoded, .prefilled = j->prefilled};
+    if (j->logprobs) {
+        ev.ntop = j->top_logprobs < g->f->vocab ? j->top_logprobs : g->f->vocab;
+        ev.logprob = dm_logprobs(logits, g->f->vocab, id, top, ev.ntop);
+        ev.top = top;
+    }
+    j->event(j->ctx, &ev);
+}
+
+/* The next token from these logits, or an error told in words.  They stay as they are: a mask works on a copy. */
+static int pick(dm_engine *g, job *j, const float *logits, dm_err *e)
+{
+    int vocab = g->f->vocab, nan = dm_logits_nan(logits, vocab);
+    if (nan >= 0)
+        return dm_err_set(e, DM_EFORMAT, "engine", "the model gave no usable logits behind position %lld: that of token %d is not a number",
+                          (long long)j->seq->ids.n - 1, nan);
+    if (j->mask) {
+        memcpy(j->masked, logits, sizeof(float) * (size_t)vocab);
+        j->mask(j->ctx, j->masked, vocab);
+    }
+    int id = dm_sampler_pick(&j->sampler, j->mask ? j->masked : logits, vocab, &j->scratch);
+    if (id == DM_ENOMEM) return dm_err_set(e, id, "engine", "out of memory while sampling");
+    if (id < 0) return dm_err_set(e, id, "engine", "the model gave no usable logits behind position %lld: all that may be sampled are -inf", (long long)j->seq->ids.n - 1);
+    return id;
+}
+
+typedef enum sampled { SAMPLED, OVER, FAILED } sampled;
+
+/* Samples the next token into row_id[0] and decides how the job goes on: phase is then DECODE or TAIL.  OVER: nothing is sampled,
+ * and the job ends with j->end.  FAILED: *e says why. */
+static sampled sample(dm_engine *g, job *j, const float *logits, dm_err *e)
 {
     if (j->decoded == 0) j->prefill_ns = dm_now_ns() - j->start_ns;
-    if (j->max_new == 0) {
-        finish(g, j, DM_END_STOP, NULL);
-        return;
-    }
-    if ((int64_t)j->seq->ids.n >= g->f->ctx_tokens_max) { /* no room for the token that would be sampled (E1) */
-        finish(g, j, DM_END_CONTEXT, NULL);
-        return;
-    }
-    if (j->mask) j->mask(j->ctx, j->logits, g->f->vocab);
-    int id = dm_sampler_pick(&j->sampler, j->logits, g->f->vocab, &j->scratch);
-    if (id < 0) {
-        finish_error(g, j, id, id == DM_ENOMEM ? "out of memory while sampling" : "the model gave no usable logits (all of them are not-a-number or -inf)");
-        return;
-    }
-    j->pending = id;
+    j->end = j->max_new == 0 ? DM_END_STOP : DM_END_CONTEXT; /* full: no room for the token that would be sampled (E1) */
+    if (j->max_new == 0 || (int64_t)j->seq->ids.n >= g->f->ctx_tokens_max) return OVER;
+    int id = pick(g, j, logits, e);
+    if (id < 0) return FAILED;
+    j->row_id[0] = id;
     j->decoded++;
-    j->event(j->ctx, &(dm_gen_event){.kind = DM_GEN_TOKEN, .id = id, .decoded = j->decoded, .prefilled = j->prefilled});
+    g->sampled++;
+    report_token(g, j, logits, id);
     j->phase = TAIL;
     if (is_stop(j, id) || (j->hook && j->hook(j->ctx, id))) j->end = DM_END_STOP;
     else if (j->decoded >= j->max_new) j->end = DM_END_LENGTH;
     else if (atomic_load(&j->cancel)) j->end = DM_END_CANCEL;
     else j->phase = DECODE;
+    return SAMPLED;
+}
+
+/* The first token of a job: nothing is tentative. */
+static void sample_first(dm_engine *g, job *j)
+{
+    dm_err err = {0};
+    switch (sample(g, j, j->logits, &err)) {
+    case SAMPLED: return;
+    case OVER: finish(g, j, j->end, NULL); return;
+    case FAILED: finish(g, j, DM_END_ERROR, &err); return;
+    }
 }
 
 /* ---- one step --------------------------------------------------------------------------------------------- */
@@ -195,84 +235,192 @@ static int prefill_rows(const dm_engine *g, const job *j, int budget)
     return (int)(n < to_state ? n : to_state);
 }
 
-static void add_run(dm_engine *g, job *j, int *nruns, const int32_t *ids, int n, float *logits)
+/* Logits of the last nlogits rows; 0: of none. */
+static void add_run(dm_engine *g, job *j, int *nruns, const int32_t *ids, int n, int nlogits)
 {
-    g->runs[*nruns] = (dm_run){.seq = j->seq->fs, .ids = ids, .n = n, .logits = logits};
+    g->runs[*nruns] = (dm_run){.seq = j->seq->fs, .ids = ids, .n = n, .logits = nlogits ? j->logits : NULL, .nlogits = nlogits, .tentative = j->drafts};
     j->rows = n;
     (*nruns)++;
 }
 
-static int form_step(dm_engine *g)
+/* Drafts worth running: each is one more token at most, and the last token of a turn may be one. */
+static int drafts_wanted(const dm_engine *g, const job *j, int depth)
 {
-    int nruns = 0, budget = g->chunk;
-    bool prefilling = false;
-    for (int i = 0; i < g->nactive; i++) {
-        g->active[i]->rows = 0;
-        prefilling |= g->active[i]->phase == PREFILL;
-    }
-    int keep = prefilling && budget > 1; /* one row at least for who prefills, however many decode */
-    for (int k = 0; k < g->nactive && budget > keep; k++) {
+    int64_t room = g->f->ctx_tokens_max - (int64_t)j->seq->ids.n - 1, left = j->max_new - j->decoded;
+    int64_t n = left < room ? left : room;
+    return n < depth ? (int)n : depth;
+}
+
+/* Drafts for the first n of the jobs that decode, in the order of their turn, with `spare` rows for them. */
+static void draft(dm_engine *g, int n, int depth, int spare)
+{
+    int count = 0;
+    for (int k = 0; k < g->nactive && n > 0 && spare > 0; k++) {
         job *j = g->active[(g->turn + k) % g->nactive];
         if (j->phase == PREFILL) continue;
-        g->ids[nruns] = j->pending;
+        n--;
+        int want = j->phase == DECODE ? drafts_wanted(g, j, depth < spare ? depth : spare) : 0;
+        if (want < 1) continue;
+        g->drafts[count] = (dm_draft){.seq = j->seq->fs, .id = j->row_id[0], .want = want, .ids = j->row_id + 1};
+        g->in_step[count++] = j;
+        spare -= want;
+    }
+    if (!count || g->f->ops->draft(g->f, g->drafts, count, NULL) < 0) return;
+    for (int i = 0; i < count; i++) g->in_step[i]->drafts = g->drafts[i].got;
+}
+
+static int form_step(dm_engine *g)
+{
+    int nruns = 0, budget = g->chunk, decoding = 0, waiting = 0;
+    for (int i = 0; i < g->nactive; i++) {
+        job *j = g->active[i];
+        j->rows = j->drafts = 0;
+        if (j->phase == PREFILL) waiting++;
+        else decoding++;
+    }
+    int keep = waiting && budget > 1; /* one row at least for who prefills, however many decode */
+    if (decoding > budget - keep) decoding = budget - keep;
+    int depth = decoding ? spec_depth(&g->spec, decoding) : 0;
+    if (depth) draft(g, decoding, depth, budget - keep - decoding);
+    for (int k = 0; k < g->nactive && decoding > 0; k++) {
+        job *j = g->active[(g->turn + k) % g->nactive];
+        if (j->phase == PREFILL) continue;
         /* Behind a stop token nobody samples: its logits are not worth the head. */
         bool want = j->phase == DECODE || j->end != DM_END_STOP;
-        add_run(g, j, &nruns, &g->ids[nruns], 1, want ? j->logits : NULL);
-        budget--;
+        add_run(g, j, &nruns, j->row_id, 1 + j->drafts, want ? 1 + j->drafts : 0);
+        budget -= j->rows;
+        decoding--;
     }
     for (int k = 0; k < g->nactive && budget > 0; k++) {
         job *j = g->active[(g->turn + k) % g->nactive];
         if (j->phase != PREFILL || j->rows) continue;
         int n = prefill_rows(g, j, budget);
         bool last = j->fed + (size_t)n == j->feed.n;
-        add_run(g, j, &nruns, j->feed.p + j->fed, n, last ? j->logits : NULL);
+        add_run(g, j, &nruns, j->feed.p + j->fed, n, last ? 1 : 0);
         budget -= n;
     }
     g->turn = g->nactive ? (g->turn + 1) % g->nactive : 0;
     return nruns;
 }
 
+static bool append_ids(job *j, const int32_t *ids, int n, dm_err *e)
+{
+    if (dm_ids_append(&j->seq->ids, ids, (size_t)n) == 0) return true;
+    dm_err_set(e, DM_ENOMEM, "engine", "out of memory");
+    return false;
+}
+
+/* E4: of the step's rows the first `keep` stay; logits are of the last of them. */
+static void settle(dm_engine *g, job *j, int keep, const float *logits)
+{
+    if (!j->drafts) return;
+    dm_err err = {0};
+    int64_t pos = g->f->ops->seq_pos(j->seq->fs) - (1 + j->drafts) + keep;
+    int rc = g->f->ops->retreat(g->f, j->seq->fs, pos, logits, &err);
+    if (rc < 0) dm_log(DM_LOG_ERROR, "engine: %s", err.text);
+    DM_ASSERT(rc == 0); /* the position lies among the rows that were run */
+}
+
+static void count_drafts(dm_engine *g, int drafted, int64_t accepted)
+{
+    if (!drafted) return;
+    pthread_mutex_lock(&g->lock);
+    g->stat.drafted += drafted;
+    g->stat.accepted += accepted;
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* Behind a step that ran row_id[0] and perhaps drafts: see the top of the file. */
+static void after_decode(dm_engine *g, job *j)
+{
+    dm_err err = {0};
+    int32_t run[1 + DM_DRAFT_MAX];
+    int drafts = j->drafts, keep = 1;
+    int64_t accepted = j->accepted;
+    const float *logits = j->logits;
+    sampled s;
+    memcpy(run, j->row_id, sizeof run);
+    j->drafted += drafts;
+    for (;; keep++, logits += g->f->vocab) {
+        s = append_ids(j, &run[keep - 1], 1, &err) ? SAMPLED : FAILED;
+        if (s == FAILED) break;
+        if (j->phase == TAIL) { /* the last token, and its row has been run */
+            s = OVER;
+            if (j->end == DM_END_STOP) logits = NULL; /* as plain decode leaves it */
+            break;
+        }
+        export_blocks(g, j);
+        s = sample(g, j, logits, &err);
+        if (s != SAMPLED || keep > drafts || j->row_id[0] != run[keep]) break;
+        j->accepted++;
+    }
+    settle(g, j, keep, logits);
+    count_drafts(g, drafts, j->accepted - accepted);
+    if (s == OVER) finish(g, j, j->end, NULL);
+    else if (s == FAILED) finish(g, j, DM_END_ERROR, &err);
+}
+
 static void job_after_step(dm_engine *g, job *j)
 {
     dm_seq *s = j->seq;
-    const int32_t *ids = j->phase == PREFILL ? j->feed.p + j->fed : &j->pending;
-    if (dm_ids_append(&s->ids, ids, (size_t)j->rows) < 0) {
-        finish_error(g, j, DM_ENOMEM, "out of memory");
+    dm_err err = {0};
+    if (j->phase == DECODE) {
+        after_decode(g, j);
         return;
     }
-    switch (j->phase) {
-    case PREFILL:
-        j->fed += (size_t)j->rows;
-        j->prefilled += j->rows;
-        export_blocks(g, j);
-        j->event(j->ctx, &(dm_gen_event){.kind = DM_GEN_PROGRESS, .done = (int64_t)j->fed, .total = (int64_t)j->feed.n, .prefilled = j->prefilled});
-        if (j->fed < j->feed.n) {
-            if ((int64_t)s->ids.n % g->state_interval == 0) export_state(g, j);
-            return;
-        }
-        if (j->max_new) export_state(g, j); /* with max_new = 0 the end of the input is the end: finish() does it */
-        sample(g, j);
+    if (!append_ids(j, j->phase == PREFILL ? j->feed.p + j->fed : j->row_id, j->rows, &err)) {
+        finish(g, j, DM_END_ERROR, &err);
         return;
-    case DECODE:
-        export_blocks(g, j);
-        sample(g, j);
-        return;
-    case TAIL: finish(g, j, j->end, NULL); return;
     }
+    if (j->phase == TAIL) {
+        finish(g, j, j->end, NULL);
+        return;
+    }
+    j->fed += (size_t)j->rows;
+    j->prefilled += j->rows;
+    export_blocks(g, j);
+    j->event(j->ctx, &(dm_gen_event){.kind = DM_GEN_PROGRESS, .done = (int64_t)j->fed, .total = (int64_t)j->feed.n, .prefilled = j->prefilled});
+    if (j->fed < j->feed.n) {
+        if ((int64_t)s->ids.n % g->state_interval == 0) export_state(g, j);
+        return;
+    }
+    if (j->max_new) export_state(g, j); /* with max_new = 0 the end of the input is the end: finish() does it */
+    sample_first(g, j);
+}
+
+/* What a step with drafts has no room for may have room without. */
+static int step(dm_engine *g, int nruns, dm_err *e)
+{
+    bool drafts = false;
+    for (int i = 0; i < nruns; i++) drafts |= g->runs[i].tentative > 0;
+    int rc = g->f->ops->step(g->f, g->runs, nruns, e);
+    if (!drafts || (rc != DM_ELIMIT && rc != DM_ENOMEM)) return rc;
+    for (int i = 0; i < g->nactive; i++) {
+        g->active[i]->rows -= g->active[i]->drafts;
+        g->active[i]->drafts = 0;
+    }
+    for (int i = 0; i < nruns; i++) {
+        dm_run *r = &g->runs[i];
+        if (r->tentative) r->n = r->nlogits = 1, r->tentative = 0;
+    }
+    if (e) *e = (dm_err){0};
+    return g->f->ops->step(g->f, g->runs, nruns, e);
 }
 
 static void run_step(dm_engine *g)
 {
+    uint64_t began = dm_now_ns();
     int nruns = form_step(g);
     if (!nruns) return;
     dm_err err = {0};
-    int rc = g->f->ops->step(g->f, g->runs, nruns, &err);
-    int n = 0;
+    int rc = step(g, nruns, &err);
+    int n = 0, decoding = 0;
     int64_t rows_prefill = 0, rows_decode = 0;
     for (int i = 0; i < g->nactive; i++) {
         job *j = g->active[i];
         if (!j->rows) continue;
         *(j->phase == PREFILL ? &rows_prefill : &rows_decode) += j->rows;
+        decoding += j->phase != PREFILL;
         g->in_step[n++] = j;
     }
     pthread_mutex_lock(&g->lock);
@@ -280,10 +428,12 @@ static void run_step(dm_engine *g)
     g->stat.rows_prefill += rows_prefill;
     g->stat.rows_decode += rows_decode;
     pthread_mutex_unlock(&g->lock);
+    g->sampled = 0;
     for (int i = 0; i < n; i++) {
         if (rc < 0) finish(g, g->in_step[i], DM_END_ERROR, &err);
         else job_after_step(g, g->in_step[i]);
     }
+    if (rc == 0 && decoding && !rows_prefill) spec_note(&g->spec, decoding, g->sampled, dm_now_ns() - began);
 }
 
 /* Cancelled jobs that hold no unreported token end before the step; one that decodes runs its token first. */
@@ -305,11 +455,13 @@ static void start_job(dm_engine *g, job *j)
     if (j->feed.n) return;
     const float *kept = g->f->ops->seq_logits(j->seq->fs);
     if (!kept && j->max_new) {
-        finish_error(g, j, DM_ESTATE, "nothing to go on from: no new tokens and no stored logits");
+        dm_err err;
+        dm_err_set(&err, DM_ESTATE, "engine", "nothing to go on from: no new tokens and no stored logits");
+        finish(g, j, DM_END_ERROR, &err);
         return;
     }
     if (kept) memcpy(j->logits, kept, sizeof(float) * (size_t)g->f->vocab);
-    sample(g, j);
+    sample_first(g, j);
 }
 
 static void *engine_main(void *arg)
@@ -341,25 +493,28 @@ static void *engine_main(void *arg)
 int dm_engine_create(dm_engine **out, dm_forward *f, const dm_engine_opts *o, dm_err *e)
 {
     *out = NULL;
+    if (o && (o->speculate < DM_SPECULATE_AUTO || o->speculate > DM_DRAFT_MAX))
+        return dm_err_set(e, DM_EINVAL, "engine", "%d drafted tokens; 0 to %d are possible, or %d", o->speculate, DM_DRAFT_MAX, DM_SPECULATE_AUTO);
     dm_engine *g = dm_calloc(1, sizeof *g);
     if (!g) return dm_err_set(e, DM_ENOMEM, "engine", "out of memory");
     g->f = f;
     g->chunk = o && o->chunk_tokens > 0 && o->chunk_tokens < f->rows_max ? o->chunk_tokens : f->rows_max;
     g->state_interval = o && o->state_interval > 0 ? o->state_interval : STATE_INTERVAL_DEFAULT;
     g->jobs_max = o && o->jobs_max > 0 ? o->jobs_max : JOBS_MAX_DEFAULT;
+    spec_init(&g->spec, o ? o->speculate : 0, f->ops->draft && f->ops->retreat ? f->draft_max : 0);
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->wake, NULL);
     g->active = dm_calloc((size_t)g->jobs_max, sizeof *g->active);
     g->in_step = dm_calloc((size_t)g->jobs_max, sizeof *g->in_step);
     g->runs = dm_calloc((size_t)g->jobs_max, sizeof *g->runs);
-    g->ids = dm_calloc((size_t)g->jobs_max, sizeof *g->ids);
-    int rc = g->active && g->in_step && g->runs && g->ids ? 0 : dm_err_set(e, DM_ENOMEM, "engine", "out of memory");
+    g->drafts = dm_calloc((size_t)g->jobs_max, sizeof *g->drafts);
+    int rc = g->active && g->in_step && g->runs && g->drafts ? 0 : dm_err_set(e, DM_ENOMEM, "engine", "out of memory");
     if (rc == 0 && (rc = -pthread_create(&g->thread, NULL, engine_main, g)) < 0) dm_err_sys(e, -rc, "engine", "cannot start the engine thread");
     if (rc < 0) {
         dm_free(g->active);
         dm_free(g->in_step);
         dm_free(g->runs);
-        dm_free(g->ids);
+        dm_free(g->drafts);
         dm_free(g);
         return rc;
     }
@@ -380,7 +535,7 @@ void dm_engine_destroy(dm_engine *g)
     dm_free(g->active);
     dm_free(g->in_step);
     dm_free(g->runs);
-    dm_free(g->ids);
+    dm_free(g->drafts);
     dm_free(g);
 }
 
@@ -445,10 +600,12 @@ static job *job_new(const dm_engine *g, dm_seq *s, const dm_gen *gen)
     job *j = dm_calloc(1, sizeof *j);
     if (!j) return NULL;
     *j = (job){.seq = s, .max_new = gen->max_new, .nstop = gen->nstop, .sampler = gen->sampler, .sink = gen->sink, .ctx = gen->ctx,
-               .event = gen->event, .hook = gen->hook, .mask = gen->mask};
+               .event = gen->event, .hook = gen->hook, .mask = gen->mask, .logprobs = gen->logprobs, .top_logprobs = gen->top_logprobs};
     j->stop = dm_malloc(sizeof(int32_t) * (gen->nstop + 1));
-    j->logits = dm_malloc(sizeof(float) * (size_t)g->f->vocab);
-    if (!j->stop || !j->logits || dm_ids_append(&j->feed, gen->ids, gen->n) < 0) {
+    size_t row = sizeof(float) * (size_t)g->f->vocab;
+    j->logits = dm_malloc(row * (1 + (size_t)spec_deepest(&g->spec)));
+    j->masked = gen->mask ? dm_malloc(row) : NULL;
+    if (!j->stop || !j->logits || (gen->mask && !j->masked) || dm_ids_append(&j->feed, gen->ids, gen->n) < 0) {
         job_free(j);
         return NULL;
     }
@@ -461,6 +618,8 @@ int dm_engine_submit(dm_engine *g, dm_seq *s, const dm_gen *gen, dm_err *e)
     for (size_t i = 0; i < gen->n; i++)
         if (gen->ids[i] < 0 || gen->ids[i] >= g->f->vocab)
             return dm_err_set(e, DM_EINVAL, "engine", "token id %d at %zu is outside the vocabulary of %d", gen->ids[i], i, g->f->vocab);
+    if (gen->top_logprobs < 0 || gen->top_logprobs > DM_LOGPROBS_MAX)
+        return dm_err_set(e, DM_EINVAL, "engine", "logprobs of %d tokens; 0 to %d are possible", gen->top_logprobs, DM_LOGPROBS_MAX);
     job *j = job_new(g, s, gen);
     if (!j) return dm_err_set(e, DM_ENOMEM, "engine", "out of memory");
     int rc = 0;

@@ -139,7 +139,7 @@ typedef struct dm_parser_opts {
 
 typedef enum dm_parse_kind {
     DM_PARSE_REASONING, /* p,n: more reasoning text; whole characters only */
-    DM_PARSE_CONTENT,   /* p,n: more content text */
+    DM_PARSE_CONTENT,   /* p,n: more content text.  index -1: it stood in a call block that gave no call; else 0 */
     DM_PARSE_CALL,      /* call `index` begins; p,n: its name */
     DM_PARSE_ARGS,      /* p,n: more of the arguments' JSON text of call `index` */
     DM_PARSE_CALL_END,  /* p,n: the whole arguments JSON of call `index` */
@@ -196,6 +196,31 @@ DM_API void dm_grammar_mask(dm_grammar *g, float *logits, int vocab);
 DM_API bool dm_grammar_in_call(const dm_grammar *g); /* the last accepted token belongs to a call block */
 DM_API const char *dm_grammar_gave_up(const dm_grammar *g); /* why nothing is masked any more, for a person; or NULL */
 
+/* ---- stop strings -------------------------------------------------------------------------------------------------- */
+
+#define DM_STOP_MAX 16         /* strings */
+#define DM_STOP_BYTES_MAX 1024 /* of one */
+
+/* Finds the first of some strings in a text that comes piece by piece, wherever the pieces are cut, and lets out what comes
+ * before it.  Texts are whole characters (as a parser's are), and so is what is let out: the beginning of a string is
+ * held back until it is known whether the rest follows.  The string that is complete first counts; of several that end at the
+ * same place the longest.  Only content is to be shown to it (DM_PARSE_CONTENT with index 0): neither reasoning nor calls
+ * are looked at, and no string reaches across one (dm_stop_border).
+ *
+ * What stays in the sequence: every token that was sampled, those of the string included, and also what the last of them says behind
+ * it.  Only the text that is shown ends before the string.  A next turn follows as it does behind a reply without EOS.
+ * One thread at a time. */
+typedef struct dm_stop dm_stop;
+/* DM_EINVAL names a string that is empty, too long or not UTF-8, or says that there are too many. */
+DM_API int dm_stop_create(dm_stop **out, const char *const *texts, size_t n, dm_err *e);
+DM_API void dm_stop_destroy(dm_stop *s); /* NULL is fine */
+DM_API void dm_stop_reset(dm_stop *s);   /* a new turn */
+/* Appends what may be shown.  1: a string was found, and nothing is let out any more until a reset; 0: not yet; DM_ENOMEM. */
+DM_API int dm_stop_feed(dm_stop *s, const char *p, size_t n, dm_buf *out);
+/* The text ends, or something else comes: appends what was held back.  0 or DM_ENOMEM. */
+DM_API int dm_stop_border(dm_stop *s, dm_buf *out);
+DM_API const char *dm_stop_found(const dm_stop *s); /* the string, or NULL */
+
 /* ==== sampler ================================================================================ */
 
 typedef struct dm_sample_params {
@@ -208,9 +233,26 @@ typedef struct dm_sample_params {
 /* Plain data, so that a boundary can keep it: 8 bytes of state. */
 typedef struct dm_sampler { dm_sample_params params; uint64_t rng; } dm_sampler;
 DM_API void dm_sampler_init(dm_sampler *s, const dm_sample_params *p);
-/* Not-a-number logits count as -inf; all -inf: DM_EFORMAT.  *scratch starts as NULL, is grown here and is the
- * caller's to dm_free at the end; scratch itself may be NULL when greedy. */
+/* A token id.  DM_EFORMAT: a logit is not a number, or all are -inf.  Of +inf logits the first is taken.
+ *
+ * Order of the filters: temperature, top-k, top-p over what top-k left, min-p.  Equal logits are ordered by id.  rng goes
+ * one step for each token that is sampled and none when greedy or when +inf decides, whatever the logits and filters: so the k-th
+ * token of a turn is drawn from the same random number in every run with the seed, speculation or not.
+ *
+ * *scratch starts as NULL, is grown here and is the caller's to dm_free at the end; scratch itself may be NULL when
+ * greedy. */
 DM_API int dm_sampler_pick(dm_sampler *s, const float *logits, int vocab, void **scratch);
+/* First logit that is not a number; -1: none. */
+DM_API int dm_logits_nan(const float *logits, int vocab);
+
+#define DM_LOGPROBS_MAX 20
+typedef struct dm_logprob { int32_t id; float logprob; } dm_logprob;
+/* Natural logarithms of probabilities under the softmax of the logits as the model gave them: no temperature, no filter, no mask.
+ * So a token that the sampler took at temperature 0 has its own probability here, not 1, and a token that a mask forbade may
+ * be among the top.  (This is how the chat APIs of the model's makers and others tell logprobs.)  Returns that of id; fills
+ * top[n] (n <= DM_LOGPROBS_MAX) with the most probable tokens, equal ones by id.  -inf for a probability of 0.  Logits must have
+ * no NaN; if some are +inf, these share the whole. */
+DM_API float dm_logprobs(const float *logits, int vocab, int32_t id, dm_logprob *top, int n);
 
 /* ==== forward ================================================================================ */
 
@@ -223,8 +265,22 @@ typedef struct dm_run { /* consecutive rows of one sequence in a step */
     dm_fseq *seq;
     const int32_t *ids;
     int n;
-    float *logits; /* [vocab] of the last row, or NULL */
+    float *logits; /* [nlogits][vocab] of the last rows in order, or NULL */
+    int nlogits;   /* 0: 1 */
+    /* The last rows of the run that may be taken back (retreat); fewer than n, at most DM_DRAFT_MAX, and none when
+     * the forward cannot draft (DM_ENOTSUP).  Their logits are those of rows that were certain from the start. */
+    int tentative;
 } dm_run;
+
+#define DM_DRAFT_MAX 8 /* tokens drafted at once, at most */
+
+typedef struct dm_draft {
+    dm_fseq *seq;   /* a sequence at most once in a call */
+    int32_t id;     /* the token that comes next, at seq_pos; not yet run */
+    int want;       /* tokens to guess behind it, 0 … DM_DRAFT_MAX */
+    int32_t *ids;   /* [want] out */
+    int got;        /* out: how many there are; 0 when the sequence knows nothing to draft from */
+} dm_draft;
 
 typedef struct dm_forward_ops {
     void (*destroy)(dm_forward *f);
@@ -248,6 +304,18 @@ typedef struct dm_forward_ops {
     /* Logits of the last processed row (saved with a state, so that a restored prompt can be sampled at once);
      * NULL when none are kept. Borrowed until the next step on s. */
     const float *(*seq_logits)(const dm_fseq *s);
+
+    /* Speculation (engine/forward_draft.c says how it is done); both NULL where draft_max is 0.
+     *
+     * draft guesses the tokens behind the next one.  A guess is free to be wrong and depends on what was drafted before, so
+     * nothing but speed may depend on it.  Once between two steps of a sequence; a second time, behind a restore or
+     * when the room of a step is used up, got is 0.  DM_EINVAL: a wrong id. */
+    int (*draft)(dm_forward *f, dm_draft *d, int n, dm_err *e);
+    /* Takes tentative rows of the sequence's last step back: it is then at pos as if they had never been run, and its
+     * blocks, states and all later logits are those of a sequence that never ran them, byte for byte.  logits ([vocab] of
+     * row pos-1, copied; NULL: none) are what seq_logits gives from here on.  To be called, with the position as it is, also
+     * when all rows stay.  DM_EINVAL: pos is not among the tentative rows. */
+    int (*retreat)(dm_forward *f, dm_fseq *s, int64_t pos, const float *logits, dm_err *e);
 } dm_forward_ops;
 
 /* First member of every implementation. */
@@ -258,6 +326,7 @@ struct dm_forward {
     size_t block_bytes;
     int64_t ctx_tokens_max;
     char numerics_id[48];   /* "fast/avx512", "exact", …: equal ids give equal bytes */
+    int draft_max;          /* tokens that draft gives at most; 0: it cannot */
 };
 
 /* For finding out what a difference comes from; never needed otherwise.  numerics_id names those that are on, so nothing
@@ -278,7 +347,9 @@ typedef struct dm_forward_opts {
     int64_t ctx_tokens_max; /* 0: the model's, or what fits */
     int64_t pool_bytes_max; /* block memory of all sequences; 0: no bound */
     unsigned switches;      /* dm_switch bits */
-    bool draft;             /* the MTP layer will draft: its weights count in the account below */
+    /* The MTP layer drafts, if there is one: its weights and what sequences keep for it count in the account below.
+     * No byte of logits, blocks or states depends on this. */
+    bool draft;
     /* What would not fit in so much memory is refused (dm_plan_check); 0: dm_memory_limit(); <0: nothing is asked.
      * A context that nobody asked for is cut to what fits, with a warning. */
     int64_t mem_bytes_max;
@@ -385,7 +456,17 @@ typedef struct dm_engine_opts {
     int chunk_tokens;           /* prefill rows per step; 0: forward's rows_max */
     int64_t state_interval;     /* a state inside a long prefill every so many tokens; 0: 4096 */
     int jobs_max;               /* bounded queue; 0: 64; full: DM_EBUSY */
+    /* Tokens drafted before each decode step: 0 none, 1 … DM_DRAFT_MAX, or DM_SPECULATE_AUTO: as many as measurably bring
+     * more tokens in a second, often none.  Nothing is drafted when the forward cannot (draft_max).
+     *
+     * Speculation changes no output.  Drafted tokens are run behind the sampled one in the same step; each of their rows is then
+     * sampled as if it were a step of its own, by the same sampler from the same logits (row invariance) and with the same random
+     * number, behind the same mask; it goes on while what was sampled is what had been drafted, and the rest is taken back.  So
+     * tokens, events and their order, blocks, states and the sampler's state are those of a run without it, byte for
+     * byte, greedy or not, whatever was drafted. */
+    int speculate;
 } dm_engine_opts;
+#define DM_SPECULATE_AUTO (-1)
 
 DM_API int dm_engine_create(dm_engine **out, dm_forward *f, const dm_engine_opts *o, dm_err *e); /* borrows f */
 DM_API void dm_engine_destroy(dm_engine *g); /* cancels jobs (each reports its end), joins the thread */
@@ -411,8 +492,12 @@ typedef struct dm_gen_event {
     dm_gen_event_kind kind;
     int64_t done, total;    /* PROGRESS: prefilled tokens of this job */
     int32_t id;             /* TOKEN: just sampled */
+    float logprob;          /* TOKEN, if asked for: of id (dm_logprobs) … */
+    const dm_logprob *top;  /* … and of the most probable ones; valid during the call */
+    int ntop;
     dm_gen_end end;         /* END */
     int64_t prefilled, decoded;
+    int64_t drafted, accepted; /* END: tokens that were guessed, and those of them that were then sampled */
     uint64_t prefill_ns, decode_ns;
     dm_sampler sampler;     /* END: state to go on with */
     dm_err err;             /* END with DM_END_ERROR */
@@ -425,6 +510,7 @@ typedef struct dm_gen {
     int64_t max_new;                  /* 0: prefill only */
     const int32_t *stop; size_t nstop; /* copied; usually EOS */
     dm_sampler sampler;
+    bool logprobs; int top_logprobs;  /* TOKEN tells the token's and so many others' logprob (0 … DM_LOGPROBS_MAX) */
     dm_sink sink;                     /* states are handed over at the end of the input, at intervals, and at the end */
     /* All three are called on the engine thread with `ctx`; short, never blocking. */
     void *ctx;
@@ -433,12 +519,13 @@ typedef struct dm_gen {
     void (*mask)(void *ctx, float *logits, int vocab); /* before sampling; may be NULL */
 } dm_gen;
 
-/* DM_EBUSY: queue full or the sequence has a job; DM_ECONTEXT: n does not fit. */
+/* DM_EBUSY: queue full or the sequence has a job; DM_ECONTEXT: n does not fit; DM_EINVAL: an id or a number out of range. */
 DM_API int dm_engine_submit(dm_engine *g, dm_seq *s, const dm_gen *gen, dm_err *e);
 /* Ends the job within one step; its END says DM_END_CANCEL and the finished chunks stay. */
 DM_API void dm_engine_cancel(dm_engine *g, dm_seq *s);
 
-typedef struct dm_engine_stat { int64_t steps, rows_prefill, rows_decode, jobs; } dm_engine_stat;
+/* rows_decode counts drafted rows too. */
+typedef struct dm_engine_stat { int64_t steps, rows_prefill, rows_decode, jobs, drafted, accepted; } dm_engine_stat;
 DM_API void dm_engine_stat_get(dm_engine *g, dm_engine_stat *out);
 
 #ifdef __cplusplus

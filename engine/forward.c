@@ -14,6 +14,12 @@ static int check_run(fwd *f, const dm_run *run, int i, dm_err *e) {
     if (s->f != f) return dm_err_set(e, DM_EINVAL, "forward.step", "the sequence of run %d belongs to another forward", i);
     if (s->in_step) return dm_err_set(e, DM_EINVAL, "forward.step", "run %d names a sequence that the step already has", i);
     if (s->loaded) return dm_err_set(e, DM_ESTATE, "forward.step", "the sequence of run %d has blocks but no state yet", i);
+    if (run->nlogits < 0 || run->nlogits > run->n || (run->nlogits && !run->logits))
+        return dm_err_set(e, DM_EINVAL, "forward.step", "run %d of %d rows asks for the logits of %d", i, run->n, run->nlogits);
+    if (run->tentative < 0 || run->tentative >= run->n || run->tentative > DM_DRAFT_MAX)
+        return dm_err_set(e, DM_EINVAL, "forward.step", "%d rows of %d in run %d cannot be tentative", run->tentative, run->n, i);
+    if (run->tentative && !f->draft)
+        return dm_err_set(e, DM_ENOTSUP, "forward.step", "run %d has tentative rows, but this forward was not made for drafting", i);
     if (run->n > f->base.ctx_tokens_max - s->pos)
         return dm_err_set(e, DM_ECONTEXT, "forward.step", "%d tokens do not fit behind position %lld: the context has %lld", run->n,
                           (long long)s->pos, (long long)f->base.ctx_tokens_max);
@@ -38,7 +44,11 @@ static int check_runs(fwd *f, const dm_run *runs, int nruns, dm_err *e) {
         return dm_err_set(e, DM_EINVAL, "forward.step", "a step of %lld rows; at most %d are possible", (long long)rows, f->base.rows_max);
     for (int i = 0; i < nruns; i++) {
         rc = seq_reserve(runs[i].seq, runs[i].seq->pos + runs[i].n, runs[i].logits != NULL, e);
-        if (rc < 0) return rc;
+        if (rc == 0) rc = seq_reserve_snaps(runs[i].seq, runs[i].tentative, e);
+        if (rc == 0) continue;
+        for (int k = 0; k <= i; k++)
+            if (runs[k].tentative) seq_trim(runs[k].seq); /* nobody goes without for the sake of a guess */
+        return rc;
     }
     return 0;
 }
@@ -48,6 +58,7 @@ static void set_rows(fwd *f, const dm_run *runs, int nruns) {
     f->nruns = nruns;
     for (int i = 0; i < nruns; i++) {
         f->runs[i] = (fwd_run){.seq = runs[i].seq, .row0 = f->rows, .n = runs[i].n, .pos0 = runs[i].seq->pos, .logits = runs[i].logits,
+                               .nlogits = !runs[i].logits ? 0 : runs[i].nlogits ? runs[i].nlogits : 1, .tentative = runs[i].tentative,
                                .wide_at = -1, .entries_at = -1};
         for (int r = 0; r < runs[i].n; r++)
             f->row[f->rows++] = (fwd_row){.seq = runs[i].seq, .pos = runs[i].seq->pos + r, .id = runs[i].ids[r], .run = i};
@@ -71,15 +82,17 @@ static void embed_rows(fwd *f) {
 
 static bool wants_logits(const fwd *f, int r) {
     const fwd_run *run = &f->runs[f->row[r].run];
-    return f->trace.all_logits || (run->logits && r == run->row0 + run->n - 1);
+    return f->trace.all_logits || r >= run->row0 + run->n - run->nlogits;
 }
 static void deliver(fwd *f, int r, const float *x, const float *logits) {
     fwd_run *run = &f->runs[f->row[r].run];
     size_t bytes = (size_t)f->base.vocab * sizeof(float);
     trace_one(f, FT_HEAD_X, -1, f->row[r].pos, x, (size_t)f->c->hidden_size * sizeof(float));
     trace_one(f, FT_LOGITS, -1, f->row[r].pos, logits, bytes);
-    if (!run->logits || r != run->row0 + run->n - 1) return;
-    memcpy(run->logits, logits, bytes);
+    int i = r - (run->row0 + run->n - run->nlogits);
+    if (i < 0) return;
+    memcpy(run->logits + (size_t)i * (size_t)f->base.vocab, logits, bytes);
+    if (i < run->nlogits - 1) return;
     memcpy(run->seq->logits, logits, bytes);
     run->seq->has_logits = true;
 }
@@ -102,12 +115,17 @@ static int forward_step(dm_forward *df, const dm_run *runs, int nruns, dm_err *e
     pthread_mutex_lock(&f->step_lock);
     int rc = check_runs(f, runs, nruns, e);
     if (rc == 0 && nruns) {
+        if (f->draft) draft_before_step(f, runs, nruns);
         set_rows(f, runs, nruns);
         embed_rows(f);
         for (int i = 0; i < nruns; i++) runs[i].seq->has_logits = false;
         for (int l = 0; l < f->layers; l++) fwd_block(f, &f->layer[l]);
         trunk_head(f);
-        for (int i = 0; i < nruns; i++) runs[i].seq->pos += runs[i].n;
+        if (f->draft) draft_after_step(f, runs, nruns);
+        for (int i = 0; i < nruns; i++) {
+            runs[i].seq->pos += runs[i].n;
+            runs[i].seq->firm = runs[i].seq->pos - runs[i].tentative;
+        }
     }
     pthread_mutex_unlock(&f->step_lock);
     return rc;
@@ -137,6 +155,8 @@ static const dm_forward_ops ops = {
     .state_save = seq_state_save,
     .state_load = seq_state_load,
     .seq_logits = forward_seq_logits,
+    .draft = forward_draft,
+    .retreat = forward_retreat,
 };
 
 /* ---- creation -------------------------------------------------------------------------------------------- */

@@ -74,6 +74,13 @@ static void cache_entry(fwd *f, const void *pooled, const uint16_t *norm, const 
     cache_row(f, x, norm, cs, sn, row);
 }
 
+static void window_rows(fwd *f, const void *arg, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    const fwd_layer *l = arg;
+    for (int64_t r = begin; r < end; r++)
+        cache_row(f, f->kv + r * KERN_HEAD_DIM, l->w->kv_norm, l->cos[r], l->sin[r], f->kv_row + (size_t)r * f->row_bytes);
+}
+
 static void latent_rows(fwd *f, const void *arg, int64_t begin, int64_t end, void *scratch) {
     (void)scratch;
     const fwd_layer *l = arg;
@@ -82,22 +89,44 @@ static void latent_rows(fwd *f, const void *arg, int64_t begin, int64_t end, voi
                                   .rows = n, .dim = rq, .eps = f->c->rms_norm_eps, .round = f->round});
     if (f->round)
         f->k->quant(&(kern_quant){.x = f->qr + begin * rq, .x_stride = rq, .y = f->qrq + begin * rq, .y_stride = rq, .rows = n, .dim = rq});
-    for (int64_t r = begin; r < end; r++)
-        cache_row(f, f->kv + r * KERN_HEAD_DIM, l->w->kv_norm, l->cos[r], l->sin[r], f->kv_row + (size_t)r * f->row_bytes);
+    window_rows(f, l, begin, end, NULL);
 }
 
 #define FOLD_CHANNELS 64
-static void fold_channels(fwd *f, const void *arg, int64_t begin, int64_t end, void *scratch) {
-    (void)scratch;
-    const fwd_fold *d = arg;
+/* Rows [row, row + n) of the run. */
+static void fold_rows(fwd *f, const fwd_fold *d, int row, int n, int c_begin, int c_end) {
     const fwd_layer *l = d->layer;
     const model_compressor *c = compressor_of(l, d->index);
     int wide = c->lanes * c->dim;
-    int64_t at = (int64_t)d->run->row0 * wide;
+    int64_t at = (int64_t)(d->run->row0 + row) * wide, t0 = d->run->pos0 + row, done = t0 / c->ratio - d->run->pos0 / c->ratio;
     f->k->fold(&(kern_fold){.k = (d->index ? f->ik : f->ck) + at, .s = (d->index ? f->is : f->cs) + at, .stride = wide, .ape = c->ape,
-                            .rows = d->run->n, .lanes = c->lanes, .dim = c->dim, .m = c->ratio, .t0 = d->run->pos0,
+                            .rows = n, .lanes = c->lanes, .dim = c->dim, .m = c->ratio, .t0 = t0,
                             .own = seq_fold(d->run->seq, l, d->index, false), .next = seq_fold(d->run->seq, l, d->index, true),
-                            .pooled = d->pooled, .c_begin = (int)begin * FOLD_CHANNELS, .c_end = (int)end * FOLD_CHANNELS});
+                            .pooled = real_at(f, d->pooled, done * c->dim), .c_begin = c_begin, .c_end = c_end});
+}
+/* The accumulators of these channels, as they are before tentative row i. */
+static void snap_fold(const fwd *f, const fwd_fold *d, int i, int c_begin, int c_end) {
+    const dm_fseq *s = d->run->seq;
+    const model_compressor *c = compressor_of(d->layer, d->index);
+    size_t real = (size_t)f->k->real_bytes;
+    for (int lane = 0; lane < c->lanes; lane++) {
+        const uint8_t *acc = seq_fold(s, d->layer, d->index, lane == 1);
+        uint8_t *to = seq_snap(s, i) + (acc - s->fold);
+        for (int v = 0; v < 3; v++) { /* maximum, sum, weighted sum */
+            size_t from = (size_t)(v * c->dim + c_begin) * real;
+            memcpy(to + from, acc + from, (size_t)(c_end - c_begin) * real);
+        }
+    }
+}
+static void fold_channels(fwd *f, const void *arg, int64_t begin, int64_t end, void *scratch) {
+    (void)scratch;
+    const fwd_fold *d = arg;
+    int c_begin = (int)begin * FOLD_CHANNELS, c_end = (int)end * FOLD_CHANNELS, firm = d->run->n - d->run->tentative;
+    fold_rows(f, d, 0, firm, c_begin, c_end);
+    for (int i = 0; i < d->run->tentative; i++) {
+        snap_fold(f, d, i, c_begin, c_end);
+        fold_rows(f, d, firm + i, 1, c_begin, c_end);
+    }
 }
 
 /* One fold per run and compressor; lists the entries that it will finish. */
@@ -178,6 +207,11 @@ static void finish_entries(fwd *f, const void *arg, int64_t begin, int64_t end, 
     }
 }
 
+/* First position that the query at pos reads. */
+static int64_t window_begin(const fwd *f, const fwd_layer *l, const dm_fseq *s, int64_t pos) {
+    int64_t u = pos > FWD_WINDOW - 1 ? pos - (FWD_WINDOW - 1) : 0;
+    return l->number == f->layers && u < s->mtp_from ? s->mtp_from : u; /* behind a restore the MTP layer knows less */
+}
 static const uint8_t *window_row(const fwd *f, const fwd_layer *l, const fwd_run *run, int64_t pos) {
     if (pos >= run->pos0) return f->kv_row + (size_t)(run->row0 + (pos - run->pos0)) * f->row_bytes;
     return seq_window_row(run->seq, l, pos);
@@ -196,7 +230,7 @@ static void add_widening(fwd *f, const fwd_layer *l) {
         fwd_run *run = &f->runs[i];
         run->wide_at = -1;
         if (!f->row_fp8 || run->n < FWD_WIDEN_ROWS) continue;
-        run->wide_pos0 = run->pos0 > FWD_WINDOW - 1 ? run->pos0 - (FWD_WINDOW - 1) : 0;
+        run->wide_pos0 = window_begin(f, l, run->seq, run->pos0);
         int64_t n = run->pos0 + run->n - run->wide_pos0;
         if (used + n > f->wide_cap) continue;
         run->wide_at = used;
@@ -328,7 +362,7 @@ static int row_keys(const fwd *f, const fwd_layer *l, int r, const void **key, i
     const fwd_row *row = &f->row[r];
     const fwd_run *run = &f->runs[row->run];
     int n = 0;
-    for (int64_t u = row->pos > FWD_WINDOW - 1 ? row->pos - (FWD_WINDOW - 1) : 0; u <= row->pos; u++)
+    for (int64_t u = window_begin(f, l, row->seq, row->pos); u <= row->pos; u++)
         key[n++] = run->wide_at >= 0 ? (const void *)(f->wide + (run->wide_at + (u - run->wide_pos0)) * KERN_HEAD_DIM) : window_row(f, l, run, u);
     int window = n;
     int64_t entries = visible(l, row->pos);
@@ -377,7 +411,7 @@ static void commit_windows(fwd *f, const void *arg, int64_t begin, int64_t end, 
     const fwd_layer *l = arg;
     for (int64_t i = begin; i < end; i++) {
         const fwd_run *run = &f->runs[i];
-        int skip = run->n > FWD_WINDOW ? run->n - FWD_WINDOW : 0;
+        int skip = run->n > f->ring ? run->n - f->ring : 0;
         for (int r = skip; r < run->n; r++)
             memcpy(seq_window_row(run->seq, l, run->pos0 + r), f->kv_row + (size_t)(run->row0 + r) * f->row_bytes, f->row_bytes);
     }
@@ -402,6 +436,16 @@ static void output(fwd *f, const fwd_layer *l) {
     phase_linear(f, &(kern_linear){.w = fwd_mat(&l->w->wo_b), .x = f->z, .x_stride = zd, .rows = f->rows, .out_end = D, .y = f->y,
                                    .y_stride = D, .kind = f->kind});
     phase_run(f);
+}
+
+void fwd_window_rows(fwd *f, const fwd_layer *l) {
+    int D = f->c->hidden_size;
+    phase_linear(f, &(kern_linear){.w = fwd_mat(&l->w->wkv), .x = fwd_input(f, &l->w->wkv, f->x, f->xq), .x_stride = D, .rows = f->rows,
+                                   .out_end = KERN_HEAD_DIM, .y = f->kv, .y_stride = KERN_HEAD_DIM, .kind = f->kind});
+    phase_run(f);
+    phase_add(f, window_rows, l, f->rows, 0, (double)f->rows * KERN_HEAD_DIM * 20);
+    phase_run(f);
+    for (int r = 0; r < f->rows; r++) memcpy(seq_window_row(f->row[r].seq, l, f->row[r].pos), f->kv_row + (size_t)r * f->row_bytes, f->row_bytes);
 }
 
 void fwd_attn(fwd *f, const fwd_layer *l) {

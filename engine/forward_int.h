@@ -7,6 +7,7 @@
  *   forward_ffn.c    router, experts, shared expert
  *   forward_head.c   hyper-connection sites and the output head
  *   forward_mtp.c    the MTP layer over rows
+ *   forward_draft.c  the MTP layer drafts; rows that are taken back
  *   forward_trace.c  trace and teacher forcing
  *   seq.c            sequences and their blocks        seq_state.c  states
  *
@@ -25,7 +26,8 @@
 #include "engine/workers_int.h"
 #include "kernels/kernels.h"
 
-#define FWD_WINDOW 128        /* slots of a window ring; the query at t reads t−127 … t */
+#define FWD_WINDOW 128        /* the query at t reads t−127 … t */
+#define FWD_HELD (1 + DM_DRAFT_MAX) /* rows whose streams a sequence keeps for the MTP layer */
 #define FWD_PAIRS (KERN_ROPE_DIM / 2)
 #define FWD_HEADS_TASK 16     /* heads of one attention task */
 #define FWD_WIDEN_ROWS 16     /* runs at least this long get their keys widened once for all rows … */
@@ -53,15 +55,23 @@ struct dm_fseq {
     int64_t pos;          /* tokens processed */
     int64_t loaded;       /* blocks loaded while the state is missing; 0 afterwards */
     bool in_step;         /* mark of the step that is being checked */
-    uint8_t *window;      /* [L][W][row_bytes], slot = position mod W */
+    uint8_t *window;      /* [L][ring][row_bytes], slot = position mod ring */
     uint8_t *fold;        /* fold_bytes: accumulators of all compressors */
     uint8_t **block;      /* [blocks], each from the pool */
     int64_t blocks, blocks_cap; /* got, perhaps ahead of pos; table size */
     float *logits;        /* [V] of the last row, or NULL until asked for once */
     bool has_logits;
-    uint8_t *mtp_window;  /* [W][row_bytes], NULL until forward_mtp */
+    uint8_t *mtp_window;  /* [ring][row_bytes], NULL until forward_mtp or, where the forward drafts, always there */
+    int64_t mtp_from;     /* the MTP window has rows [mtp_from, mtp_pos); those before are not known and not attended to */
     int64_t mtp_pos;
-    bool mtp_off;         /* restored: the MTP rows are not known */
+    bool mtp_off;         /* restored: forward_mtp has no rows to go on from */
+    /* Only where the forward drafts (forward_draft.c). */
+    float *held;          /* [FWD_HELD][4·D] streams of the last held_n positions, whose next ids were not certain */
+    int32_t held_id[FWD_HELD]; /* the ids at these positions */
+    int held_n;
+    int64_t firm;         /* retreat goes back to here at most */
+    uint8_t *snap;        /* [snaps][fold_bytes]: accumulators before tentative row i */
+    int snaps;
 };
 
 typedef struct fwd_row {
@@ -75,7 +85,8 @@ typedef struct fwd_run {
     dm_fseq *seq;
     int row0, n;          /* rows [row0, row0 + n) */
     int64_t pos0;         /* position of row0 */
-    float *logits;
+    float *logits;        /* [nlogits][V] of the last rows, or NULL */
+    int nlogits, tentative;
     int64_t wide_pos0;    /* first position of the widened window keys; wide_at < 0: not widened */
     int64_t wide_at;      /* row in fwd.wide */
     int64_t entries_at;   /* row in fwd.wide of entry 0 of this layer; < 0: not widened */
@@ -123,6 +134,8 @@ struct fwd {
     kern_out kind;         /* rounding of a linear's output */
     size_t row_bytes, key_bytes;
     size_t fold_bytes, window_bytes; /* per sequence */
+    int ring;              /* slots of a window ring: the window, and as many as rows may be taken back */
+    bool draft;            /* the MTP layer drafts */
     int layers;            /* L; layer[L] is the MTP layer if there is one */
     fwd_layer *layer;
     float freq[2][FWD_PAIRS];
@@ -171,6 +184,7 @@ struct fwd {
     float *eg, *eu, *ey;   /* [rows_max·(k+1)] x [I], [I], [D]; the shared expert's rows come last */
     float *head_h, *head_x, *logits; /* FWD_LOGIT_ROWS rows: [4][D], [D], [V] */
     float *sel_margin;     /* one, for a trace */
+    float *mtp_g, *mtp_e;  /* [4][D], [D]: the MTP layer's inputs; only where it drafts */
 
     fwd_group *group;      /* the phase being built */
     int groups, groups_cap;
@@ -213,6 +227,16 @@ void fwd_block(fwd *f, const fwd_layer *l);             /* a whole layer */
  * leaves f->head_x and f->logits. */
 void fwd_head(fwd *f, const model_hc *hc, const uint16_t *norm, const int32_t *rows, int n);
 void fwd_angles(fwd *f); /* cos and sin of all rows */
+void fwd_window_rows(fwd *f, const fwd_layer *l); /* f->x → f->kv_row and the window rings, and nothing else */
+/* The MTP layer's input: streams of all rows (each that of a token; overwritten) and the ids of f->row → f->h. */
+void fwd_mtp_mix(fwd *f, const float *streams, float *g, float *e);
+
+/* ---- drafting: forward_draft.c ------------------------------------------------------------------------ */
+
+void draft_before_step(fwd *f, const dm_run *runs, int nruns); /* held rows whose next id is now known */
+void draft_after_step(fwd *f, const dm_run *runs, int nruns);  /* f->h: streams of the step's rows; positions still old */
+int forward_draft(dm_forward *f, dm_draft *d, int n, dm_err *e);
+int forward_retreat(dm_forward *f, dm_fseq *s, int64_t pos, const float *logits, dm_err *e);
 
 /* ---- sizes: forward_size.c ----------------------------------------------------------------------------- */
 
@@ -222,10 +246,14 @@ int fwd_shape(fwd *f, const dm_forward_opts *o, dm_err *e);
 size_t fwd_lay_out(fwd *f, void *arena);
 size_t fwd_scratch_bytes(fwd *f); /* of one worker */
 
+/* Bytes of a sequence beside window and folds: what it keeps to draft from. */
+size_t fwd_draft_bytes(const fwd *f);
+
 uint8_t *seq_window_row(const dm_fseq *s, const fwd_layer *l, int64_t pos);
 uint8_t *seq_entry(const dm_fseq *s, const fwd_layer *l, int64_t j);
 uint8_t *seq_key(const dm_fseq *s, const fwd_layer *l, int64_t j);
 uint8_t *seq_fold(const dm_fseq *s, const fwd_layer *l, bool index, bool next);
+static inline uint8_t *seq_snap(const dm_fseq *s, int i) { return s->snap + (size_t)i * s->f->fold_bytes; }
 size_t fold_acc_bytes(const fwd *f, int dim);
 
 /* ---- sequences ---------------------------------------------------------------------------------------- */
@@ -233,6 +261,8 @@ size_t fold_acc_bytes(const fwd *f, int dim);
 int seq_create(dm_forward *f, dm_fseq **out, dm_err *e);
 void seq_destroy(dm_forward *f, dm_fseq *s);
 int seq_reserve(dm_fseq *s, int64_t pos_end, bool logits, dm_err *e); /* blocks (and logits) for positions below pos_end */
+void seq_trim(dm_fseq *s); /* blocks that the position does not need go back to the pool */
+int seq_reserve_snaps(dm_fseq *s, int n, dm_err *e); /* for so many tentative rows */
 void seq_reset(dm_fseq *s); /* empty folds */
 int seq_block(dm_forward *f, const dm_fseq *s, int64_t i, const void **bytes, dm_err *e);
 int seq_block_load(dm_forward *f, dm_fseq *s, int64_t i, const void *bytes, dm_err *e);

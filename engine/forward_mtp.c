@@ -5,7 +5,7 @@
 #include "engine/forward_int.h"
 
 /* h'[j] = bf16(e_proj(norm(embed)) + h_proj(norm(h[j]))), both terms rounded.  g: [R·4][D], e: [R][D] scratch. */
-static void mix_inputs(fwd *f, const float *streams, float *g, float *e) {
+void fwd_mtp_mix(fwd *f, const float *streams, float *g, float *e) {
     const model_mtp *m = f->w->mtp;
     int D = f->c->hidden_size, R = f->rows, S = R * KERN_HC;
     for (int r = 0; r < R; r++) {
@@ -42,7 +42,7 @@ static void mtp_rows(fwd *f, dm_fseq *s, const float *streams, const int32_t *ne
     f->runs[0] = (fwd_run){.seq = s, .n = n, .pos0 = s->mtp_pos, .wide_at = -1, .entries_at = -1};
     for (int r = 0; r < n; r++) f->row[r] = (fwd_row){.seq = s, .pos = s->mtp_pos + r, .id = next_ids[r]};
     fwd_angles(f);
-    mix_inputs(f, streams, g, e);
+    fwd_mtp_mix(f, streams, g, e);
     fwd_block(f, l);
     for (int r = 0; r < n && logits; r += FWD_LOGIT_ROWS) {
         int32_t rows[FWD_LOGIT_ROWS];
@@ -61,6 +61,7 @@ static void mtp_rows(fwd *f, dm_fseq *s, const float *streams, const int32_t *ne
 static int check_mtp(const fwd *f, const dm_fseq *s, const int32_t *next_ids, int n, dm_err *e) {
     static const char where[] = "forward.mtp";
     if (!f->w->mtp || f->w->mtp->block.ratio) return dm_err_set(e, DM_ENOTSUP, where, "the model has no MTP layer, or one with a compressor");
+    if (f->draft) return dm_err_set(e, DM_ESTATE, where, "the MTP rows of a forward that drafts are its own");
     if (s->mtp_off) return dm_err_set(e, DM_ESTATE, where, "a restored sequence has no MTP rows");
     if (n < 0 || n > f->base.ctx_tokens_max - s->mtp_pos)
         return dm_err_set(e, DM_ECONTEXT, where, "%d rows do not fit into the context", n);
@@ -75,7 +76,7 @@ int forward_mtp(dm_forward *df, dm_fseq *s, const float *streams, const int32_t 
     int rc = check_mtp(f, s, next_ids, n, e);
     if (rc < 0) return rc;
     size_t D = (size_t)f->c->hidden_size, V = (size_t)f->base.vocab, R = (size_t)f->base.rows_max;
-    if (!s->mtp_window) s->mtp_window = dm_calloc(FWD_WINDOW, f->row_bytes);
+    if (!s->mtp_window) s->mtp_window = dm_calloc((size_t)f->ring, f->row_bytes);
     float *g = dm_malloc(R * KERN_HC * D * sizeof *g), *ex = dm_malloc(R * D * sizeof *ex);
     if (s->mtp_window && g && ex) {
         pthread_mutex_lock(&f->step_lock);

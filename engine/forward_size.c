@@ -57,6 +57,10 @@ static void lay_out(fwd *f, carve *a) {
     f->sel = take(a, R * (size_t)f->topk_max, sizeof(int32_t));
     f->nsel = take(a, R, sizeof(int32_t));
     f->sel_margin = take(a, R, F);
+    if (f->draft) {
+        f->mtp_g = take(a, R * KERN_HC * D, F);
+        f->mtp_e = take(a, R * D, F);
+    }
     f->score = take(a, (size_t)f->score_cap, F);
     f->scores = take(a, R, sizeof *f->scores);
     f->z = take(a, R * (size_t)c->o_groups * (size_t)c->o_lora_rank, F);
@@ -129,6 +133,11 @@ size_t fwd_scratch_bytes(fwd *f) {
 
 size_t fold_acc_bytes(const fwd *f, int dim) { return 3 * (size_t)dim * (size_t)f->k->real_bytes; }
 
+size_t fwd_draft_bytes(const fwd *f) {
+    size_t streams = KERN_HC * (size_t)f->c->hidden_size * sizeof(float);
+    return f->draft ? (size_t)f->ring * f->row_bytes + FWD_HELD * streams + DM_DRAFT_MAX * f->fold_bytes : 0;
+}
+
 /* Where every layer keeps its entries in a block and its accumulators in the fold memory. */
 static int place_layers(fwd *f, dm_err *e) {
     const dm_config *c = f->c;
@@ -152,7 +161,7 @@ static int place_layers(fwd *f, dm_err *e) {
         f->base.block_bytes += (size_t)l->per_block * f->key_bytes;
         f->fold_bytes += 2 * fold_acc_bytes(f, KERN_INDEX_DIM);
     }
-    f->window_bytes = (size_t)f->layers * FWD_WINDOW * f->row_bytes;
+    f->window_bytes = (size_t)f->layers * (size_t)f->ring * f->row_bytes;
     return 0;
 }
 
@@ -245,6 +254,9 @@ int fwd_shape(fwd *f, const dm_forward_opts *o, dm_err *e) {
     if (rc == 0) rc = check_opts(f, o, e);
     if (rc < 0) return rc;
     f->threads = o->threads ? o->threads : cores();
+    f->draft = o->draft && f->c->num_nextn_predict_layers > 0;
+    f->ring = FWD_WINDOW + (f->draft ? DM_DRAFT_MAX : 0);
+    f->base.draft_max = f->draft ? DM_DRAFT_MAX : 0;
     f->base.vocab = f->c->vocab_size;
     f->base.rows_max = o->rows_max ? o->rows_max : ROWS_DEFAULT;
     f->base.ctx_tokens_max = o->ctx_tokens_max ? o->ctx_tokens_max : f->c->max_position_embeddings;

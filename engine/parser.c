@@ -100,7 +100,9 @@ static void block_begin(dm_parser *p)
 static void block_to_text(dm_parser *p)
 {
     p->keep_raw = false;
+    p->of_block = true;
     psr_emit_text(p, ST_TEXT, p->raw.p, p->raw.n);
+    p->of_block = false;
     dm_buf_clear(&p->raw);
     p->state = ST_TEXT;
     p->scan = 0;

@@ -149,6 +149,7 @@ struct dm_parser {
     bool ended;   /* end of input was handled */
     bool closed;  /* see dm_parser_block_closed */
     bool any_text; /* reasoning or content went out */
+    bool of_block; /* what goes out as text stood in a call block */
     dm_buf in;    /* input not yet understood: [pos, n) */
     size_t pos;
     size_t scan;  /* known blanks from pos on */

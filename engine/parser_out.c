@@ -72,13 +72,14 @@ void psr_emit_text(dm_parser *p, psr_state home, const uint8_t *s, size_t n)
     if (!n || p->rc < 0) return;
     dm_parse_kind kind = home == ST_REASON ? DM_PARSE_REASONING : DM_PARSE_CONTENT;
     bool plain = true;
+    int index = p->of_block ? -1 : 0;
     for (size_t i = 0; plain && i < n; i++) plain = s[i] < SYM_DSML;
     if (plain) {
-        psr_emit(p, kind, 0, s, n);
+        psr_emit(p, kind, index, s, n);
     } else {
         dm_buf_clear(&p->tmp);
         psr_spell(p, &p->tmp, s, n);
-        psr_emit(p, kind, 0, p->tmp.p, p->tmp.n);
+        psr_emit(p, kind, index, p->tmp.p, p->tmp.n);
     }
     p->any_text = true;
 }
@@ -198,8 +199,10 @@ void psr_trial_abort(dm_parser *p)
     psr_pending_drop(p);
     psr_call_reset(p);
     size_t cut = t->thinking_over ? t->think_at : p->raw.n;
+    p->of_block = true;
     psr_emit_text(p, t->home, p->raw.p, cut);
     psr_emit_text(p, ST_TEXT, p->raw.p + cut, p->raw.n - cut);
+    p->of_block = false;
     dm_buf_clear(&p->raw);
     p->keep_raw = false;
     p->begun = p->whole = 0;

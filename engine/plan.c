@@ -65,7 +65,7 @@ static void add_cache(const dm_config *c, const fwd *f, dm_plan *p) {
     p->kv_bytes_at_max = p->block_bytes * blocks_of(max);
     p->window_bytes = (int64_t)f->window_bytes;
     /* the largest state is cut one token before a block is whole */
-    p->state_bytes_max = PLAN_STATE_HEADER + p->window_bytes / FWD_WINDOW * (FWD_WINDOW - 1) + (int64_t)f->fold_bytes;
+    p->state_bytes_max = PLAN_STATE_HEADER + p->window_bytes / f->ring * (FWD_WINDOW - 1) + (int64_t)f->fold_bytes;
     for (int i = 0; i < f->layers; i++) {
         const fwd_layer *l = &f->layer[i];
         p->kv_bytes_bf16_at_max += bf16_bytes(c, l->ratio, max);
@@ -90,8 +90,9 @@ static int add_context(const dm_config *c, const dm_plan_opts *o, int64_t ctx, d
         if (fo.pool_bytes_max > 0 && p->kv_bytes > fo.pool_bytes_max) p->kv_bytes = fo.pool_bytes_max;
         p->scratch_bytes = (int64_t)fwd_lay_out(&f, NULL);
         p->worker_bytes = (int64_t)workers_bytes(f.threads, fwd_scratch_bytes(&f)) + (int64_t)f.threads * STACK_BYTES;
-        /* window and folds; logits in the sequence and once more for who samples from them */
-        p->sequence_bytes = (int64_t)(f.window_bytes + f.fold_bytes) + 2 * (int64_t)c->vocab_size * (int64_t)sizeof(float);
+        /* window and folds; logits in the sequence and once more, or once for each drafted row, for who samples from them */
+        p->sequence_bytes = (int64_t)(f.window_bytes + f.fold_bytes + fwd_draft_bytes(&f))
+                            + (2 + (f.draft ? DM_DRAFT_MAX + 1 : 0)) * (int64_t)c->vocab_size * (int64_t)sizeof(float);
         p->weight_bytes_resident = resident_bytes(c, p, fo.draft);
         p->need_bytes = p->weight_bytes_resident + p->table_bytes + p->scratch_bytes + p->worker_bytes + p->sequence_bytes + p->kv_bytes + o->other_bytes;
     }

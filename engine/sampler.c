@@ -37,13 +37,20 @@ static pick_scratch *get_scratch(void **scratch, int vocab)
     return y;
 }
 
-/* First of the largest; -1 if every logit is -inf or not a number. */
+/* First of the largest; -1 if every logit is -inf. */
 static int largest(const float *logits, int vocab)
 {
     int best = -1;
     for (int i = 0; i < vocab; i++)
         if (logits[i] > -INFINITY && (best < 0 || logits[i] > logits[best])) best = i;
     return best;
+}
+
+int dm_logits_nan(const float *logits, int vocab)
+{
+    for (int i = 0; i < vocab; i++)
+        if (isnan(logits[i])) return i;
+    return -1;
 }
 
 /* ---- candidates, most probable first ---- */
@@ -136,7 +143,7 @@ static int draw(const pick *k, int from, double min_p, uint64_t *rng)
 int dm_sampler_pick(dm_sampler *s, const float *logits, int vocab, void **scratch)
 {
     const dm_sample_params *p = &s->params;
-    int best = largest(logits, vocab);
+    int best = dm_logits_nan(logits, vocab) < 0 ? largest(logits, vocab) : -1;
     if (best < 0) return DM_EFORMAT;
     if (!(p->temperature > 0) || isinf(logits[best])) return best;
     if (!scratch) return DM_EINVAL;
@@ -151,4 +158,47 @@ int dm_sampler_pick(dm_sampler *s, const float *logits, int vocab, void **scratc
     else if (limit < k.n) taken = select_top(&k, limit, INFINITY, &mass);
     int id = draw(&k, k.n - taken, p->min_p, &s->rng);
     return id < 0 ? best : id;
+}
+
+/* ---- logprobs ---- */
+
+/* The n most probable tokens of all, in order.  One pass; n is small. */
+static void top_ids(const float *logits, int vocab, dm_logprob *top, int n)
+{
+    int have = 0;
+    for (int i = 0; i < vocab; i++) {
+        if (have == n && !before(logits, i, top[n - 1].id)) continue;
+        int at = have < n ? have++ : n - 1;
+        for (; at > 0 && before(logits, i, top[at - 1].id); at--) top[at] = top[at - 1];
+        top[at].id = i;
+    }
+}
+
+/* The largest, and the log of the sum of e^logit; where +inf is the largest, of the number of those that share the whole. */
+typedef struct softmax { double max, log_total; } softmax;
+
+static softmax softmax_of(const float *logits, int vocab)
+{
+    softmax m = {.max = -INFINITY};
+    double sum = 0;
+    for (int i = 0; i < vocab; i++)
+        if ((double)logits[i] > m.max) m.max = (double)logits[i];
+    for (int i = 0; i < vocab; i++) sum += isinf(m.max) ? (double)logits[i] == m.max : exp((double)logits[i] - m.max);
+    m.log_total = log(sum) + (isinf(m.max) ? 0 : m.max);
+    return m;
+}
+
+static float logprob(const softmax *m, float logit)
+{
+    if (isinf(logit)) return logit > 0 ? (float)-m->log_total : -INFINITY;
+    return isinf(m->max) ? -INFINITY : (float)((double)logit - m->log_total);
+}
+
+float dm_logprobs(const float *logits, int vocab, int32_t id, dm_logprob *top, int n)
+{
+    softmax m = softmax_of(logits, vocab);
+    if (n > vocab) n = vocab;
+    if (n > 0) top_ids(logits, vocab, top, n);
+    for (int i = 0; i < n; i++) top[i].logprob = logprob(&m, logits[top[i].id]);
+    return logprob(&m, logits[id]);
 }

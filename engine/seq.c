@@ -5,9 +5,9 @@
 
 uint8_t *seq_window_row(const dm_fseq *s, const fwd_layer *l, int64_t pos) {
     const fwd *f = s->f;
-    size_t slot = (size_t)(pos % FWD_WINDOW) * f->row_bytes;
+    size_t slot = (size_t)(pos % f->ring) * f->row_bytes;
     if (l->number == f->layers) return s->mtp_window + slot;
-    return s->window + (size_t)l->number * FWD_WINDOW * f->row_bytes + slot;
+    return s->window + (size_t)l->number * (size_t)f->ring * f->row_bytes + slot;
 }
 uint8_t *seq_entry(const dm_fseq *s, const fwd_layer *l, int64_t j) {
     return s->block[j / l->per_block] + l->entry_off + (size_t)(j % l->per_block) * s->f->row_bytes;
@@ -42,7 +42,11 @@ int seq_create(dm_forward *df, dm_fseq **out, dm_err *e) {
     s->f = f;
     s->window = dm_calloc(1, f->window_bytes);
     s->fold = dm_calloc(1, f->fold_bytes + 1);
-    if (!s->window || !s->fold) {
+    if (f->draft) {
+        s->mtp_window = dm_calloc((size_t)f->ring, f->row_bytes);
+        s->held = dm_malloc((size_t)FWD_HELD * KERN_HC * (size_t)f->c->hidden_size * sizeof *s->held);
+    }
+    if (!s->window || !s->fold || (f->draft && (!s->mtp_window || !s->held))) {
         seq_destroy(df, s);
         *out = NULL;
         return dm_err_set(e, DM_ENOMEM, "sequence", "out of memory for a sequence of %zu bytes", f->window_bytes + f->fold_bytes);
@@ -60,6 +64,8 @@ void seq_destroy(dm_forward *df, dm_fseq *s) {
     dm_free(s->fold);
     dm_free(s->logits);
     dm_free(s->mtp_window);
+    dm_free(s->held);
+    dm_free(s->snap);
     dm_free(s);
 }
 
@@ -88,6 +94,20 @@ int seq_reserve(dm_fseq *s, int64_t pos_end, bool logits, dm_err *e) {
         if (!s->logits) rc = dm_err_set(e, DM_ENOMEM, "sequence", "out of memory for the logits of a sequence");
     }
     return rc;
+}
+
+void seq_trim(dm_fseq *s) {
+    int64_t need = (s->pos + DM_BLOCK_TOKENS - 1) / DM_BLOCK_TOKENS;
+    while (s->blocks > need) pool_put(s->f->pool, s->block[--s->blocks]);
+}
+
+int seq_reserve_snaps(dm_fseq *s, int n, dm_err *e) {
+    if (n <= s->snaps) return 0;
+    uint8_t *p = dm_realloc(s->snap, (size_t)n * s->f->fold_bytes + 1);
+    if (!p) return dm_err_set(e, DM_ENOMEM, "sequence", "out of memory for %d tentative rows", n);
+    s->snap = p;
+    s->snaps = n;
+    return 0;
 }
 
 int seq_block(dm_forward *df, const dm_fseq *s, int64_t i, const void **bytes, dm_err *e) {

@@ -152,5 +152,6 @@ int seq_state_load(dm_forward *df, dm_fseq *s, const void *bytes, size_t n, dm_e
     s->has_logits = logits;
     s->loaded = 0;
     s->mtp_off = s->pos > 0;
+    s->mtp_from = s->mtp_pos = s->firm = s->pos;
     return 0;
 }
