@@ -87,9 +87,9 @@ DM_API void dm_host_destroy(dm_host *h); /* after the loop has run dry */
 
 /* What a client sees, in order, on the loop.  Text is borrowed for the call.  `json` is the line of the event
  * stream (agent/stream.c has the table), the rest is for terminals.  REASONING and CONTENT are streamed before
- * they are durable; everything else is in the journal when it is told. */
+ * they are durable, and so is TOKEN (only if asked for: logprobs); everything else is in the journal when it is told. */
 typedef enum dm_host_event_kind {
-    DM_EV_INIT, DM_EV_PREFILL, DM_EV_RESTORED, DM_EV_REASONING, DM_EV_CONTENT, DM_EV_CALL, DM_EV_APPROVAL,
+    DM_EV_INIT, DM_EV_PREFILL, DM_EV_RESTORED, DM_EV_TOKEN, DM_EV_REASONING, DM_EV_CONTENT, DM_EV_CALL, DM_EV_APPROVAL,
     DM_EV_TOOL_START, DM_EV_TOOL_RESULT, DM_EV_SPILLED, DM_EV_TURN, DM_EV_ASSISTANT, DM_EV_NOTICE, DM_EV_RESULT,
 } dm_host_event_kind;
 typedef struct dm_host_event {
@@ -107,6 +107,10 @@ typedef struct dm_session_opts {
     bool yes;                /* approve every call that would ask */
     bool ask;                /* calls that write ask; default: only those that the sandbox does not confine */
     bool interactive;        /* a person can answer approvals (dm_session_answer) */
+    /* A reply ends where its text has one of these (dm_stop; borrowed while the session is open).  The text that is told ends before
+     * it, the result names it; reasoning and calls are not looked at. */
+    const char *const *stop; size_t nstop;
+    bool logprobs; int top_logprobs; /* DM_EV_TOKEN tells each token's logprob and so many others', 0 … DM_LOGPROBS_MAX */
     dm_host_fn fn; void *ctx;
 } dm_session_opts;
 

@@ -129,7 +129,13 @@ void pager_drop(pager *p, const int32_t *ids, int64_t pos);
 
 /* ---- gen.c: one job on the engine ------------------------------------------------------------------------ */
 
-typedef enum gen_item_kind { GEN_REASONING, GEN_CONTENT, GEN_NOTE } gen_item_kind;
+typedef enum gen_item_kind { GEN_REASONING, GEN_CONTENT, GEN_NOTE, GEN_TOKEN } gen_item_kind;
+typedef struct gen_token { /* what a GEN_TOKEN item holds */
+    int32_t id;
+    float logprob;
+    int ntop;
+    dm_logprob top[DM_LOGPROBS_MAX];
+} gen_token;
 typedef struct gen_item {
     struct gen_item *next;
     gen_item_kind kind;
@@ -144,11 +150,14 @@ typedef struct gen {
     const uint8_t *banned; /* [vocab] 1: may not be sampled */
     dm_grammar *grammar;   /* owned; what may come next in a call; NULL: anything */
     bool grammar_told;     /* that it gave up */
+    dm_stop *stop;         /* owned; strings that end a reply; NULL: none */
     /* engine thread; the loop's again once `ended` was taken */
     dm_parser *parser;     /* NULL: prefill only */
     dm_ids reply;
     int *runs;             /* [GEN_PERIODS] how many tokens the reply has repeated with that period */
     bool repeated;         /* ended by the repetition guard */
+    dm_buf shown;          /* scratch of the stop strings */
+    bool logprobs;
     /* under lock */
     uv_mutex_t lock;
     gen_item *head, *tail;
@@ -166,11 +175,14 @@ typedef struct gen_job {
     dm_sampler sampler;
     dm_sink sink;
     const dm_parser_opts *parse; /* NULL with max_new 0 */
+    bool logprobs; int top_logprobs; /* each token becomes an item */
 } gen_job;
 
 int gen_init(gen *g, const dm_tok *tok, uv_async_t *wake, const uint8_t *banned, dm_err *e);
 /* From here on calls follow the tools' schemas. */
 int gen_use_grammar(gen *g, const dm_vocab *v, const dm_parser_opts *tools, dm_err *e);
+/* From here on a reply ends at one of these in its text; DM_EINVAL names a bad one. */
+int gen_use_stops(gen *g, const char *const *texts, size_t n, dm_err *e);
 void gen_free(gen *g); /* no job may run */
 int gen_start(gen *g, const gen_job *j, dm_err *e);
 /* Takes what is there: the caller owns the list (gen_items_free).  *ended: END came; the job is over. */

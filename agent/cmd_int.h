@@ -55,7 +55,8 @@ void signals_clear(void);
 /* ---- cmd_setup.c ------------------------------------------------------------------------------------------ */
 
 typedef struct setup_opts {
-    const char *model, *state_dir, *workspace, *numerics, *isa, *sleep, *sandbox, *kv_salt, *switches;
+    const char *model, *state_dir, *workspace, *numerics, *isa, *sleep, *sandbox, *kv_salt, *switches, *speculate;
+    dm_opt_strs stop;
     const char *resume; /* a session that must exist: said before anything big is opened */
     int64_t threads, ctx_tokens, rows, memory, kv_bytes, ram_bytes, max_turns, max_tokens;
     bool kv, yes, ask, verbose, grammar;
@@ -70,6 +71,7 @@ typedef struct setup_opts {
     { "state-dir", 0, DM_OPT_STR, offsetof(setup_opts, state_dir), .env = "DORMOUSE_STATE_DIR", .metavar = "DIR", .help = "sessions and stored KV; default: ~/.local/state/dormouse" }, \
     { "max-turns", 0, DM_OPT_INT, offsetof(setup_opts, max_turns), .def = "50", .min = 1, .max = 100000, .help = "model turns at most" },  \
     { "max-tokens", 0, DM_OPT_INT, offsetof(setup_opts, max_tokens), .def = "4096", .min = 1, .max = 1048576, .help = "generated tokens per turn at most" }, \
+    { "stop", 0, DM_OPT_STRS, offsetof(setup_opts, stop), .metavar = "TEXT", .help = "end a reply where its text has this; may be repeated" },  \
     { "yes", 'y', DM_OPT_FLAG, offsetof(setup_opts, yes), .def = "0", .help = "approve every call that would ask" },                      \
     { "ask", 0, DM_OPT_FLAG, offsetof(setup_opts, ask), .def = "0", .help = "calls that write ask first" },                                \
     { "sandbox", 0, DM_OPT_ENUM, offsetof(setup_opts, sandbox), .def = "full", .choices = "full|partial|none", .help = "least confinement of commands" },  \
@@ -80,6 +82,7 @@ typedef struct setup_opts {
     { "ctx-tokens", 0, DM_OPT_INT, offsetof(setup_opts, ctx_tokens), .min = 0, .max = 1 << 24 }, /* its old name */                      \
     { "rows", 0, DM_OPT_INT, offsetof(setup_opts, rows), .def = "0", .min = 0, .max = 65536, .help = "rows of a step at most; 0: 256" },    \
     { "memory", 0, DM_OPT_BYTES, offsetof(setup_opts, memory), .def = "0", .help = "for the model; 0: the machine's, or its control group's bound" }, \
+    { "speculate", 0, DM_OPT_STR, offsetof(setup_opts, speculate), .def = "auto", .metavar = "auto|off|N", .help = "tokens that the MTP layer drafts ahead; no output depends on it" }, \
     { "debug-switch", 0, DM_OPT_STR, offsetof(setup_opts, switches), .def = "", .metavar = "NAME,…", .help = "shared-unclamped, kv-bf16, index-f32: for finding a difference" }, \
     { "kv", 0, DM_OPT_FLAG, offsetof(setup_opts, kv), .def = "1", .help = "keep KV blocks in RAM and on disk (--no-kv: do not)" },         \
     { "kv-bytes", 0, DM_OPT_BYTES, offsetof(setup_opts, kv_bytes), .def = "16G", .help = "disk for stored KV at most" },                    \
@@ -100,6 +103,7 @@ typedef struct setup {
     dm_tok *tok;
     dm_vocab *vocab;
     dm_forward_opts fo;  /* what fits of what was asked for */
+    int speculate;       /* as in dm_engine_opts */
     dm_forward *forward;
     dm_engine *engine;
     dm_kv *kv;

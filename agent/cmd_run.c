@@ -14,6 +14,7 @@ typedef struct run_opts {
     setup_opts s; /* first */
     const char *format;
     bool phases, partial;
+    int64_t logprobs;
 } run_opts;
 
 static const dm_opt options[] = {
@@ -21,6 +22,7 @@ static const dm_opt options[] = {
     { "resume", 'r', DM_OPT_STR, offsetof(setup_opts, resume), .metavar = "ID", .help = "go on with a session (a unique beginning of its id, or \"last\")" },
     { "phases", 0, DM_OPT_FLAG, offsetof(run_opts, phases), .def = "0", .help = "one line per phase of each turn on standard error" },
     { "partial", 0, DM_OPT_FLAG, offsetof(run_opts, partial), .def = "0", .help = "stream-json: text while it is generated" },
+    { "logprobs", 0, DM_OPT_INT, offsetof(run_opts, logprobs), .min = 0, .max = DM_LOGPROBS_MAX, .metavar = "N", .help = "stream-json: each token with its logprob and those of the N likeliest" },
     SETUP_OPTIONS,
 };
 
@@ -151,6 +153,8 @@ static int open_session(run *r, dm_err *e)
     dm_session_opts so;
     setup_session_opts(&r->s, &so);
     so.fn = on_event;
+    so.logprobs = r->o.logprobs >= 0;
+    so.top_logprobs = so.logprobs ? (int)r->o.logprobs : 0;
     so.ctx = r;
     if (!r->o.s.resume) return dm_session_create(r->s.host, &so, &r->session, e);
     int rc = dm_session_resume(r->s.host, r->o.s.resume, &so, &r->session, e);
@@ -211,7 +215,7 @@ static bool blank(const dm_buf *b) { return b->n == 0 || strspn((const char *)b-
 int cmd_run(int argc, char **argv)
 {
     static const char usage[] = "run [OPTIONS] [PROMPT|-]";
-    run r = { .started_ns = dm_now_ns() };
+    run r = { .started_ns = dm_now_ns(), .o.logprobs = -1 };
     dm_opt_result res;
     int rc = cmd_parse(usage, "Works on one request with tools until the model answers, prints the answer and ends.\nWithout PROMPT, or with -, the request is read from standard input.",
                        options, DM_COUNT(options), &r.o, argc, argv, &res);
@@ -223,6 +227,7 @@ int cmd_run(int argc, char **argv)
     signals_catch();
     out_log_to_stderr(r.o.s.verbose);
     rc = take_prompt(&r, &res, &prompt, &have, &e);
+    if (rc == 0 && r.o.logprobs >= 0 && r.format != FORMAT_STREAM) rc = dm_err_set(&e, DM_EUSAGE, "options", "--logprobs needs --output-format stream-json");
     dm_free(res.args);
     if (rc == 0 && have) rc = without_nul(&prompt);
     if (rc == 0 && have && !dm_utf8_valid(prompt.p, prompt.n)) err_printf("dormouse: the request is not UTF-8; the model sees U+FFFD for what is not text\n");

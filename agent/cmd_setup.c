@@ -148,6 +148,39 @@ static int open_sandbox(setup *s, dm_err *e)
 
 #define TOKENIZER_TIMES 5 /* while it is read a tokenizer takes about that many times its file, and less with its grammar later */
 
+static int read_speculate(setup *s, dm_err *e)
+{
+    const char *text = s->o->speculate;
+    char *end;
+    long n = strtol(text, &end, 10);
+    if (!strcmp(text, "auto")) s->speculate = DM_SPECULATE_AUTO;
+    else if (!strcmp(text, "off")) s->speculate = 0;
+    else if (end != text && !*end && n >= 0 && n <= DM_DRAFT_MAX) s->speculate = (int)n;
+    else return dm_err_set(e, DM_EUSAGE, "options", "--speculate wants auto, off or a number from 0 to %d, not '%s'", DM_DRAFT_MAX, text);
+    return 0;
+}
+
+static int check_stops(const setup *s, dm_err *e)
+{
+    dm_stop *stop = NULL;
+    int rc = dm_stop_create(&stop, s->o->stop.v, (size_t)s->o->stop.n, e);
+    dm_stop_destroy(stop);
+    if (rc == DM_EINVAL) rc = e->code = DM_EUSAGE;
+    return rc;
+}
+
+/* Drafting is left out where its memory is what does not fit, unless somebody asked for it. */
+static int plan_drafts(setup *s, dm_plan_opts *po, const dm_config *c, dm_plan *p, dm_err *e)
+{
+    po->forward.draft = s->fo.draft = s->speculate != 0 && c->num_nextn_predict_layers > 0;
+    if (s->speculate > 0 && !s->fo.draft) return dm_err_set(e, DM_EUSAGE, "options", "--speculate %d: the model has no MTP layer to draft with", s->speculate);
+    int rc = dm_model_plan(c, po, p, e);
+    if (rc < 0 || !s->fo.draft || s->speculate > 0 || dm_plan_check(p, e) == 0) return rc;
+    po->forward.draft = s->fo.draft = false;
+    *e = (dm_err){ 0 };
+    return dm_model_plan(c, po, p, e);
+}
+
 /* Whether the model fits beside what else is kept in memory, before gigabytes are read.  The store's RAM tier counts as far as one
  * session can fill it. */
 static int plan_forward(setup *s, dm_err *e)
@@ -166,7 +199,7 @@ static int plan_forward(setup *s, dm_err *e)
     if (rc == 0 && o->kv) po.other_bytes = p.kv_bytes + p.state_bytes_max < o->ram_bytes ? p.kv_bytes + p.state_bytes_max : o->ram_bytes;
     if (tokenizer && stat(tokenizer, &st) == 0) po.other_bytes += (int64_t)st.st_size * TOKENIZER_TIMES;
     dm_free(tokenizer);
-    if (rc == 0) rc = dm_model_plan(c, &po, &p, e);
+    if (rc == 0) rc = plan_drafts(s, &po, c, &p, e);
     if (rc == 0) rc = dm_plan_check(&p, e);
     if (rc < 0) return rc;
     if (!o->ctx_tokens && p.ctx_tokens < c->max_position_embeddings)
@@ -200,7 +233,7 @@ static int open_model(setup *s, dm_err *e)
 static int open_engine(setup *s, dm_err *e)
 {
     int rc = dm_forward_create(&s->forward, s->model, &s->fo, e);
-    dm_engine_opts eo = { 0 };
+    dm_engine_opts eo = { .speculate = s->speculate };
     return rc < 0 ? rc : dm_engine_create(&s->engine, s->forward, &eo, e);
 }
 
@@ -293,7 +326,9 @@ static int stopped(dm_err *e) { return signals_caught() ? dm_err_set(e, DM_ECANC
 int setup_open(setup *s, const setup_opts *o, dm_err *e)
 {
     *s = (setup){ .o = o };
-    int rc = find_dirs(s, e);
+    int rc = read_speculate(s, e);
+    if (rc == 0) rc = check_stops(s, e);
+    if (rc == 0) rc = find_dirs(s, e);
     if (rc == 0) rc = open_sandbox(s, e);
     if (rc == 0) rc = stopped(e);
     if (rc == 0) rc = dm_journal_open(&s->journal, s->state_dir, false, e);
@@ -332,5 +367,6 @@ void setup_close(setup *s)
 
 void setup_session_opts(const setup *s, dm_session_opts *out)
 {
-    *out = (dm_session_opts){ .workspace = s->workspace, .max_turns = s->o->max_turns, .max_tokens = s->o->max_tokens, .yes = s->o->yes, .ask = s->o->ask };
+    *out = (dm_session_opts){ .workspace = s->workspace, .max_turns = s->o->max_turns, .max_tokens = s->o->max_tokens, .yes = s->o->yes, .ask = s->o->ask,
+                               .stop = s->o->stop.v, .nstop = (size_t)s->o->stop.n };
 }

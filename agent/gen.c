@@ -30,6 +30,8 @@ int gen_use_grammar(gen *g, const dm_vocab *v, const dm_parser_opts *tools, dm_e
     return dm_grammar_create(&g->grammar, v, &o, e);
 }
 
+int gen_use_stops(gen *g, const char *const *texts, size_t n, dm_err *e) { return n ? dm_stop_create(&g->stop, texts, n, e) : 0; }
+
 void gen_items_free(gen_item *it)
 {
     while (it) {
@@ -45,6 +47,8 @@ void gen_free(gen *g)
     if (!g->runs) return;
     dm_parser_destroy(g->parser);
     dm_grammar_destroy(g->grammar);
+    dm_stop_destroy(g->stop);
+    dm_buf_free(&g->shown);
     dm_ids_free(&g->reply);
     dm_free(g->runs);
     gen_items_free(g->head);
@@ -59,7 +63,7 @@ static void push_text(gen *g, gen_item_kind kind, const char *p, size_t n)
 {
     uv_mutex_lock(&g->lock);
     gen_item *it = g->tail;
-    if (!it || it->kind != kind || kind == GEN_NOTE) {
+    if (!it || it->kind != kind || kind == GEN_NOTE || kind == GEN_TOKEN) {
         it = dm_calloc(1, sizeof *it);
         if (it) {
             it->kind = kind;
@@ -73,9 +77,31 @@ static void push_text(gen *g, gen_item_kind kind, const char *p, size_t n)
     uv_mutex_unlock(&g->lock);
 }
 
+static void lose(gen *g)
+{
+    uv_mutex_lock(&g->lock);
+    g->lost = true;
+    uv_mutex_unlock(&g->lock);
+}
+
+/* What may be shown of the text, with ev; without, what was held back for a stop string that did not come after all. */
+static void push_content(gen *g, const dm_parse_event *ev)
+{
+    dm_buf_clear(&g->shown);
+    int rc = ev ? dm_stop_feed(g->stop, ev->p, ev->n, &g->shown) : dm_stop_border(g->stop, &g->shown);
+    if (rc < 0) lose(g);
+    if (g->shown.n) push_text(g, GEN_CONTENT, dm_buf_cstr(&g->shown), g->shown.n);
+}
+
 static void on_parse(void *ctx, const dm_parse_event *ev)
 {
     gen *g = ctx;
+    if (g->stop && ev->kind == DM_PARSE_CONTENT && ev->index >= 0) {
+        push_content(g, ev);
+        return;
+    }
+    if (g->stop && dm_stop_found(g->stop)) return; /* behind it, in the same token */
+    if (g->stop && ev->kind != DM_PARSE_REPAIR) push_content(g, NULL);
     switch (ev->kind) {
     case DM_PARSE_REASONING: push_text(g, GEN_REASONING, ev->p, ev->n); break;
     case DM_PARSE_CONTENT: push_text(g, GEN_CONTENT, ev->p, ev->n); break;
@@ -96,15 +122,19 @@ static bool goes_in_circles(gen *g)
     return false;
 }
 
+static void push_token(gen *g, const dm_gen_event *ev)
+{
+    gen_token t = { .id = ev->id, .logprob = ev->logprob, .ntop = ev->ntop };
+    if (ev->ntop) memcpy(t.top, ev->top, (size_t)ev->ntop * sizeof *t.top);
+    push_text(g, GEN_TOKEN, (const char *)&t, sizeof t);
+}
+
 static void on_event(void *ctx, const dm_gen_event *ev)
 {
     gen *g = ctx;
     if (ev->kind == DM_GEN_TOKEN) {
-        if (dm_ids_push(&g->reply, ev->id) < 0) {
-            uv_mutex_lock(&g->lock);
-            g->lost = true;
-            uv_mutex_unlock(&g->lock);
-        }
+        if (dm_ids_push(&g->reply, ev->id) < 0) lose(g);
+        if (g->logprobs) push_token(g, ev);
         return;
     }
     uv_mutex_lock(&g->lock);
@@ -138,7 +168,7 @@ static bool on_token(void *ctx, int32_t id)
     size_t n = 0;
     const char *bytes = dm_tok_bytes(g->tok, id, &n);
     if (!g->parser || dm_parser_feed(g->parser, bytes, n, dm_tok_is_special(g->tok, id)) < 0) return true;
-    if (dm_parser_block_closed(g->parser)) return true;
+    if (dm_parser_block_closed(g->parser) || (g->stop && dm_stop_found(g->stop))) return true;
     follow_grammar(g, id);
     return g->repeated = goes_in_circles(g);
 }
@@ -169,9 +199,11 @@ int gen_start(gen *g, const gen_job *j, dm_err *e)
     g->head = g->tail = NULL;
     g->reply.n = 0;
     if (g->grammar && j->parse) dm_grammar_reset(g->grammar, j->parse->thinking);
+    if (g->stop) dm_stop_reset(g->stop);
+    g->logprobs = j->logprobs;
     memset(g->runs, 0, (GEN_PERIODS + 1) * sizeof *g->runs);
     g->repeated = g->progress = g->ended = g->lost = false;
-    dm_gen job = { .ids = j->ids, .n = j->n, .max_new = j->max_new, .stop = &j->eos, .nstop = 1, .sampler = j->sampler, .sink = j->sink,
+    dm_gen job = { .ids = j->ids, .n = j->n, .max_new = j->max_new, .stop = &j->eos, .nstop = 1, .sampler = j->sampler, .sink = j->sink, .logprobs = j->logprobs, .top_logprobs = j->top_logprobs,
                    .ctx = g, .event = on_event, .hook = on_token, .mask = g->banned ? on_mask : NULL };
     return dm_engine_submit(j->engine, j->seq, &job, e);
 }
@@ -193,4 +225,5 @@ gen_item *gen_take(gen *g, bool *progress, int64_t *done, int64_t *total, bool *
 void gen_finish_parse(gen *g, bool cut)
 {
     if (g->parser && dm_parser_finish(g->parser, cut) < 0) g->lost = true;
+    if (g->parser && g->stop) push_content(g, NULL);
 }

@@ -319,7 +319,8 @@ static void generate_enter(dm_session *s)
     s->sampler.rng = s->led.rng;
     gen_job job = { .engine = s->h->o.engine, .seq = s->seq, .ids = s->led.ids.p + pos, .n = (size_t)(to - pos),
                     .max_new = s->gen_anchor ? 0 : max_tokens(s), .eos = s->h->eos, .sampler = s->sampler,
-                    .sink = pager_sink(&s->pager), .parse = s->gen_anchor ? NULL : &parse };
+                    .sink = pager_sink(&s->pager), .parse = s->gen_anchor ? NULL : &parse,
+                    .logprobs = s->o.logprobs && !s->gen_anchor, .top_logprobs = s->o.top_logprobs };
     if (s->fig.prefilled == 0) s->feed_from = pos;
     s->job_from = pos;
     dm_buf_clear(&s->content);
@@ -340,6 +341,10 @@ static void take_items(dm_session *s, gen_item *list)
         size_t n = it->text.n;
         if (it->kind == GEN_NOTE) {
             session_notice(s, p);
+            continue;
+        }
+        if (it->kind == GEN_TOKEN) {
+            session_emit(s, DM_EV_TOKEN, NULL, 0, stream_token(s, (const gen_token *)it->text.p));
             continue;
         }
         bool content = it->kind == GEN_CONTENT;
@@ -386,6 +391,8 @@ static bool failed_behind_restore(dm_session *s, const dm_gen_event *end)
     return true;
 }
 
+static const char *stopped_at(const dm_session *s) { return s->gen.stop ? dm_stop_found(s->gen.stop) : NULL; }
+
 static const char *end_name(const dm_session *s, const dm_gen_event *end)
 {
     switch (end->end) {
@@ -396,10 +403,11 @@ static const char *end_name(const dm_session *s, const dm_gen_event *end)
     case DM_END_STOP: break;
     }
     if (s->gen.repeated) return "repeat";
+    if (stopped_at(s)) return "stop_sequence";
     return s->gen.parser && dm_parser_block_closed(s->gen.parser) ? "calls" : "stop";
 }
 
-static bool was_cut(const char *end) { return strcmp(end, "stop") != 0 && strcmp(end, "calls") != 0; }
+static bool was_cut(const char *end) { return strcmp(end, "stop") != 0 && strcmp(end, "calls") != 0; } /* calls in it do not count */
 
 /* Malformed calls come behind the good ones, as calls that have failed already, so that the model is told (T10). */
 static size_t call_events(dm_session *s, json_t **ev, bool cut)
@@ -492,7 +500,7 @@ static void after_reply(dm_session *s, const char *end)
     else if (s->led.malformed >= MALFORMED_MAX) settle(s, DM_ETOOL, "error", "malformed", "the model wrote malformed calls again and again");
     else if (s->led.ncalls) session_set_state(s, S_CALLS);
     else if (s->led.nmessages) session_set_state(s, S_PREPARE); /* it came while the model wrote */
-    else settle(s, 0, "success", "end_turn", NULL);
+    else settle(s, 0, "success", stopped_at(s) ? "stop_sequence" : "end_turn", NULL);
 }
 
 static void generate_end(dm_session *s, const dm_gen_event *ge)
@@ -502,6 +510,8 @@ static void generate_end(dm_session *s, const dm_gen_event *ge)
     s->fig.decoded += ge->decoded;
     s->fig.prefill_ns += ge->prefill_ns;
     s->fig.decode_ns += ge->decode_ns;
+    s->fig.drafted += ge->drafted;
+    s->fig.accepted += ge->accepted;
     if (failed_behind_restore(s, ge)) return;
     if (ge->end == DM_END_ERROR || s->gen.lost) {
         session_seq_drop(s); /* its rows may be half written; the journal still has the prompt */

@@ -26,6 +26,7 @@ typedef struct call_run {
 
 typedef struct turn_figures {
     int64_t new_tokens, context_tokens, prefilled, restored, decoded;
+    int64_t drafted, accepted; /* tokens guessed by the MTP layer, and those of them that were then sampled */
     uint64_t restore_ns, prefill_ns, decode_ns;
     const char *from;        /* "none", "awake", "ram", "disk", "ram+disk" */
     const char *miss;        /* or NULL */
@@ -125,6 +126,7 @@ json_t *stream_init(const dm_session *s);
 json_t *stream_note(const char *subtype, const char *text);
 json_t *stream_progress(int64_t done, int64_t total);
 json_t *stream_restored(const dm_session *s);
+json_t *stream_token(const dm_session *s, const gen_token *t);
 json_t *stream_assistant(const dm_session *s);
 json_t *stream_call(const char *subtype, const ledger_call *c);
 json_t *stream_tool_result(const ledger_call *c, int64_t wall_ms);

@@ -58,7 +58,8 @@ static int open_handles(dm_session *s, dm_err *e)
     s->retry.data = s;
     s->timer_open = true;
     s->handles++;
-    return gen_init(&s->gen, s->h->o.tok, &s->wake, s->h->banned, e);
+    int rc = gen_init(&s->gen, s->h->o.tok, &s->wake, s->h->banned, e);
+    return rc < 0 ? rc : gen_use_stops(&s->gen, s->o.stop, s->o.nstop, e);
 }
 
 static int session_new(dm_host *h, const dm_session_opts *o, dm_session **out, dm_err *e)

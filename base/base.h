@@ -222,9 +222,16 @@ typedef enum dm_opt_type {
     DM_OPT_BYTES,  /* int64_t, suffixes K M G T  --name 4G           */
     DM_OPT_NUMBER, /* double, min..max                               */
     DM_OPT_STR,    /* const char * (borrowed from argv or environ)   */
+    DM_OPT_STRS,   /* dm_opt_strs, given again and again             */
     DM_OPT_ENUM,   /* const char *, one of `choices` "a|b|c"         */
     DM_OPT_HELP,   /* sets result.help                               */
 } dm_opt_type;
+
+#define DM_OPT_STRS_MAX 16
+typedef struct dm_opt_strs {
+    const char *v[DM_OPT_STRS_MAX]; /* borrowed from argv */
+    int n;
+} dm_opt_strs;
 
 typedef struct dm_opt {
     const char *name;    /* without dashes */

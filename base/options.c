@@ -66,6 +66,12 @@ static int set_value(const dm_opt *o, void *dst, const char *from, const char *t
         *(bool *)field(o, dst) = one_of("1|true|yes|on", text);
         return 0;
     case DM_OPT_STR: *(const char **)field(o, dst) = text; return 0;
+    case DM_OPT_STRS: {
+        dm_opt_strs *s = field(o, dst);
+        if (s->n == DM_OPT_STRS_MAX) return dm_err_set(e, DM_EUSAGE, "options", "%s%s may be given %d times", from, o->name, DM_OPT_STRS_MAX);
+        s->v[s->n++] = text;
+        return 0;
+    }
     case DM_OPT_ENUM: {
         char want[160];
         snprintf(want, sizeof want, "one of %s", o->choices);
@@ -178,7 +184,7 @@ int dm_opt_help(const dm_opt *table, size_t count, dm_buf *out)
     for (size_t i = 0; i < count && rc == 0; i++) {
         const dm_opt *o = &table[i];
         if (!o->help) continue;
-        static const char *const meta[] = {[DM_OPT_FLAG] = "", [DM_OPT_INT] = "N", [DM_OPT_BYTES] = "SIZE", [DM_OPT_NUMBER] = "X", [DM_OPT_STR] = "TEXT", [DM_OPT_ENUM] = "", [DM_OPT_HELP] = ""};
+        static const char *const meta[] = {[DM_OPT_FLAG] = "", [DM_OPT_INT] = "N", [DM_OPT_BYTES] = "SIZE", [DM_OPT_NUMBER] = "X", [DM_OPT_STR] = "TEXT", [DM_OPT_STRS] = "TEXT", [DM_OPT_ENUM] = "", [DM_OPT_HELP] = ""};
         const char *m = o->metavar ? o->metavar : o->type == DM_OPT_ENUM ? o->choices : meta[o->type];
         char left[96], letter[8] = "    ";
         if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);

@@ -11,6 +11,7 @@ typedef struct opts {
     int64_t turns, bytes;
     double temperature;
     const char *model, *format;
+    dm_opt_strs stop;
 } opts;
 
 static const dm_opt table[] = {
@@ -20,6 +21,7 @@ static const dm_opt table[] = {
     {"temperature", 't', DM_OPT_NUMBER, offsetof(opts, temperature), "0", 0, 2, .help = "sampling"},
     {"model", 'm', DM_OPT_STR, offsetof(opts, model), .metavar = "DIR", .help = "model directory"},
     {"output-format", 0, DM_OPT_ENUM, offsetof(opts, format), "text", .choices = "text|json|stream-json", .help = "shape of the output"},
+    {"stop", 0, DM_OPT_STRS, offsetof(opts, stop), .help = "again and again"},
     {"help", 'h', DM_OPT_HELP, 0, .help = "this text"},
 };
 
@@ -49,6 +51,29 @@ static void options_and_arguments_are_taken_apart(void **state)
     assert_false(o.verbose);
     assert_true(r.help);
     dm_free(r.args);
+}
+
+static void one_that_may_be_repeated_keeps_the_order_up_to_a_bound(void **state)
+{
+    (void)state;
+    opts o = {0};
+    dm_opt_result r;
+    dm_err e;
+    assert_ok_e(PARSE(&o, &r, &e, "--stop", "a", "--stop=", "x", "--stop", "--stop"), e);
+    assert_int_equal(o.stop.n, 3);
+    assert_string_equal(o.stop.v[0], "a");
+    assert_string_equal(o.stop.v[1], "");
+    assert_string_equal(o.stop.v[2], "--stop");
+    assert_int_equal(r.nargs, 1);
+    dm_free(r.args);
+    char *many[DM_OPT_STRS_MAX + 1];
+    for (size_t i = 0; i < DM_COUNT(many); i++) many[i] = (char *)"--stop=b";
+    o = (opts){0};
+    assert_ok_e(dm_opt_parse(table, DM_COUNT(table), &o, DM_OPT_STRS_MAX, many, &r, &e), e);
+    dm_free(r.args);
+    o = (opts){0};
+    assert_err(DM_EUSAGE, dm_opt_parse(table, DM_COUNT(table), &o, DM_OPT_STRS_MAX + 1, many, &r, &e));
+    assert_non_null(strstr(e.text, "--stop may be given 16 times"));
 }
 
 static void wrong_options_are_refused_in_words(void **state)
@@ -179,6 +204,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_and_arguments_are_taken_apart),
+        cmocka_unit_test(one_that_may_be_repeated_keeps_the_order_up_to_a_bound),
         cmocka_unit_test(wrong_options_are_refused_in_words),
         cmocka_unit_test(the_environment_stands_between_default_and_command_line),
         cmocka_unit_test(help_lists_every_option_with_its_default),
