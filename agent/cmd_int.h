@@ -27,6 +27,16 @@ int cmd_sessions(int argc, char **argv);
 int cmd_kv(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int bench_hits(int argc, char **argv); /* cmd_hits.c */
+
+#define BENCH_ROUNDS_MAX 64
+typedef struct bench_decode_opts {
+    const char *dir, *model;
+    size_t block_bytes, state_bytes;
+    int64_t quota_bytes;
+    int rounds, threads;     /* at most BENCH_ROUNDS_MAX; threads 0: one per core */
+} bench_decode_opts;
+/* cmd_bench_decode.c: decode_with_spill and ready_delay_steps. */
+int bench_decode(const bench_decode_opts *o, dm_kv_bench_row rows[2], dm_err *e);
 int cmd_model(int argc, char **argv);
 
 /* An integer member for printf. */

@@ -353,26 +353,16 @@ static int set_up(bench *b, dm_err *e)
     return b->store_dir && b->probe_path ? 0 : dm_err_set(e, DM_ENOMEM, "kv.bench", "out of memory");
 }
 
-static void remove_in(const char *dir, const char *name)
-{
-    char *path = dir ? dm_path_join(dir, name) : NULL;
-    if (path) unlink(path);
-    dm_free(path);
-}
-
 static void clean_store(bench *b)
 {
     dm_kv_close(b->kv);
     b->kv = NULL;
-    remove_in(b->store_dir, "data.mdb");
-    remove_in(b->store_dir, "lock.mdb");
-    remove_in(b->store_dir, "slots.dat");
+    if (b->store_dir) dm_kv_remove(b->store_dir);
 }
 
 static void clean_up(bench *b)
 {
     clean_store(b);
-    if (b->store_dir) rmdir(b->store_dir);
     if (b->probe_path) unlink(b->probe_path);
     if (b->dir) rmdir(b->dir);
     dm_buf_free(&b->got);

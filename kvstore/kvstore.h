@@ -60,6 +60,9 @@ DM_API int dm_kv_open(dm_kv **out, const dm_kv_opts *opts, dm_err *e);
 /* Writes what is queued (waits at most 30 s), joins the threads.  NULL is fine. */
 DM_API void dm_kv_close(dm_kv *kv);
 
+/* Removes the files of a store that nobody has open, and the directory when nothing else is in it. */
+DM_API void dm_kv_remove(const char *dir);
+
 /* ---- chain ------------------------------------------------------------------------ */
 
 /* next = H(i) from prev = H(i-1) and the 256 ids of block i. */

@@ -59,17 +59,6 @@ static int one_turn(replay *r, const dm_kv_turn *t, dm_err *e)
     return rc;
 }
 
-static void remove_store(const char *dir)
-{
-    static const char *const names[] = { "data.mdb", "lock.mdb", "slots.dat" };
-    for (size_t i = 0; i < DM_COUNT(names); i++) {
-        char *path = dm_path_join(dir, names[i]);
-        if (path) unlink(path);
-        dm_free(path);
-    }
-    rmdir(dir);
-}
-
 static int run_in(replay *r, const char *dir, dm_kv_next next, void *next_ctx, dm_kv_progress fn, void *ctx, dm_err *e)
 {
     dm_kv_opts ko = { .dir = dir, .root = replay_root(), .block_bytes = r->o->block_bytes, .disk_bytes_max = r->o->disk_bytes_max, .ram_bytes_max = RAM_BYTES,
@@ -103,7 +92,7 @@ int dm_kv_replay_run(const dm_kv_replay_opts *o, dm_kv_next next, void *next_ctx
     else if (!mkdtemp(dir)) rc = dm_err_sys(e, errno, "kv.replay", "%s", o->dir);
     else {
         rc = run_in(&r, dir, next, next_ctx, fn, ctx, e);
-        remove_store(dir);
+        dm_kv_remove(dir);
     }
     dm_free(dir);
     dm_free(r.bytes);

@@ -171,6 +171,17 @@ void dm_kv_close(dm_kv *kv)
     destroy(kv);
 }
 
+void dm_kv_remove(const char *dir)
+{
+    static const char *const names[] = { "data.mdb", "lock.mdb", "slots.dat" };
+    for (size_t i = 0; i < DM_COUNT(names); i++) {
+        char *path = dm_path_join(dir, names[i]);
+        if (path) unlink(path);
+        dm_free(path);
+    }
+    rmdir(dir);
+}
+
 /* ---- put --------------------------------------------------------------------------------------------- */
 
 /* An entry that RAM knows: nothing to copy.  1 done; 0 it is new. */

@@ -3,6 +3,7 @@
 # No time is judged; the tokens that `bench hits` counts are.  $1: build folder.
 set -u
 dormouse="$1/dormouse"
+export DORMOUSE_MODEL="$(cd "$(dirname "$0")/../.." && pwd)/examples/models/tiny"
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 fail() { echo "not ok - $1"; exit 1; }
@@ -12,13 +13,13 @@ tiny="--dir $dir/b --quota 4M --block-bytes 20000 --state-bytes 50000 --rounds 2
 python3 - "$dir/json" <<'P' || fail "the shape of the JSON"
 import json, sys
 rows = json.load(open(sys.argv[1]))["rows"]
-names = ["durable_spill", "cold_restore", "ram_restore", "churn_last_over_first", "churn_file_over_live"]
+names = ["durable_spill", "cold_restore", "ram_restore", "churn_last_over_first", "churn_file_over_live", "decode_with_spill", "ready_delay_steps"]
 assert [r["name"] for r in rows] == names, rows
 for r in rows:
-    assert set(r) == {"name", "value", "unit", "probe", "ratio"} and r["value"] > 0 and r["probe"] > 0 and r["ratio"] > 0, r
+    assert set(r) == {"name", "value", "unit", "probe", "ratio"} and r["value"] > 0 and r["probe"] > 0 and (r["ratio"] > 0 or r["name"] == "ready_delay_steps"), r
 P
 "$dormouse" bench store $tiny > "$dir/text" || fail "it prints a table"
-for name in durable_spill cold_restore ram_restore churn_last_over_first churn_file_over_live; do
+for name in durable_spill cold_restore ram_restore churn_last_over_first churn_file_over_live decode_with_spill ready_delay_steps; do
     grep -q "^$name " "$dir/text" || fail "$name is in the table"
 done
 [ -z "$(ls -A "$dir/b")" ] || fail "nothing is left behind"
@@ -30,7 +31,9 @@ kill -INT $pid
 wait $pid
 [ $? -eq 130 ] || fail "an interrupt is its exit status"
 [ -z "$(ls -A "$dir/b")" ] || fail "an interrupted run cleans up"
-"$dormouse" bench store --help | grep -q "not measured" || fail "the help says what is not measured"
+"$dormouse" bench store $tiny --no-decode --json > "$dir/json" && ! grep -q decode_with "$dir/json" || fail "decoding can be left out"
+"$dormouse" bench store $tiny --model "$dir/none" > /dev/null 2> "$dir/err"; [ $? -ne 0 ] && grep -q "none" "$dir/err" || fail "a model that is not there is named"
+[ -z "$(ls -A "$dir/b")" ] || fail "a run without a model cleans up"
 "$dormouse" bench store --quota 100K --dir "$dir/b" 2> "$dir/err"; [ $? -ne 0 ] && grep -q "too small" "$dir/err" || fail "a quota too small is refused"
 echo "ok - bench store"
 
