@@ -46,6 +46,23 @@ static bool on_disk(dm_kv *kv, MDB_txn *txn, const kv_key *k)
     return rc == 0;
 }
 
+bool kv_pin_if_there(dm_kv *kv, const kv_key *k)
+{
+    bool oom = false;
+    MDB_txn *txn = NULL;
+    pthread_mutex_lock(&kv->lock);
+    where_is where = pin_key(kv, k, &oom);
+    pthread_mutex_unlock(&kv->lock);
+    if (where == NOWHERE) return false;
+    bool there = where == MAYBE_DISK && kv_txn_begin(kv, false, &txn) == 0 && on_disk(kv, txn, k);
+    if (txn) kv_txn_end(kv, txn);
+    if (there) return true;
+    pthread_mutex_lock(&kv->lock);
+    unpin_key(kv, k);
+    pthread_mutex_unlock(&kv->lock);
+    return false;
+}
+
 static bool grow_blocks(hit_pin *p, size_t want)
 {
     if (want <= p->blocks_cap) return true;

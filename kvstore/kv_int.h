@@ -286,6 +286,7 @@ struct dm_kv {
     uint64_t clock_ahead; /* writer only: by so much the clock was advanced for what is still to be written */
     bool slots_late;      /* writer only: the last batch was cut short for want of slots that may be written */
     bool slots_no_holes;  /* writer only: the file system cannot give room back */
+    bool roomy;           /* writer only: the next batch may be ROOMY_BYTES without an eviction */
 
     /* opener only */
     bool have_thread;
@@ -422,6 +423,8 @@ int64_t kv_room_pages(const kv_write *w);
 /* find.c */
 /* Deepest state on the disk behind `last` with a tail of at most tail_max ids that is a prefix of tail; cur: of the states. */
 bool kv_disk_state(dm_kv *kv, MDB_cursor *cur, const dm_hash *last, const int32_t *tail, int tail_max, kv_key *best);
+/* Is the entry on the disk only?  Then it is pinned, by one. */
+bool kv_pin_if_there(dm_kv *kv, const kv_key *k);
 void kv_note_key(dm_kv *kv, const kv_key *k, int64_t use); /* with kv->lock */
 
 /* passed.c */

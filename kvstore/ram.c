@@ -10,7 +10,7 @@
  *
  * Invariants
  *   R1  CLEAN entries are in the LRU list, QUEUED ones in the queue; WRITING ones belong to the writer.
- *   R2  ram_bytes is the cost of all entries in the table; queued_bytes the payload of QUEUED and WRITING ones.
+ *   R2  ram_bytes is the cost of all entries in the table; queued_bytes the payload of QUEUED and WRITING ones but those put `again`.
  *   R3  An entry leaves the table only when CLEAN, and not while it is pinned and the only copy.
  *   R4  The memory lives as long as somebody holds a reference, in the table or not. */
 #include <string.h>
@@ -182,6 +182,10 @@ void kv_ram_use(dm_kv *kv, kv_entry *en)
 
 /* ---- queue ----------------------------------------------------------------------------------- */
 
+/* Of an entry in the queue or with the writer.  What is on the disk and only to be made young takes no room from what is new, also not
+ * while the writer has it. */
+static int64_t unwritten(const kv_entry *en) { return en->again ? 0 : (int64_t)en->n; }
+
 void kv_ram_queue(dm_kv *kv, kv_entry *en)
 {
     DM_ASSERT(en->where == KV_CLEAN && en->in_table);
@@ -192,7 +196,7 @@ void kv_ram_queue(dm_kv *kv, kv_entry *en)
     en->ticket = ++kv->ticket;
     en->again = en->on_disk;
     kv->queued_again += en->again;
-    kv->st.queued_bytes += (int64_t)en->n;
+    kv->st.queued_bytes += unwritten(en);
 }
 
 /* QUEUED -> CLEAN (given up, at the old end of the LRU list) or WRITING (taken by the writer). */
@@ -203,7 +207,7 @@ void kv_ram_unqueue(dm_kv *kv, kv_entry *en, kv_where where)
     en->where = where;
     kv->queued_again -= en->again;
     if (where == KV_WRITING) return;
-    kv->st.queued_bytes -= (int64_t)en->n;
+    kv->st.queued_bytes -= unwritten(en);
     push_tail(&kv->lru, en);
 }
 
@@ -211,7 +215,7 @@ void kv_ram_requeue_front(dm_kv *kv, kv_entry *en)
 {
     DM_ASSERT(en->where == KV_WRITING);
     if (!en->in_table) { /* dropped meanwhile */
-        kv->st.queued_bytes -= (int64_t)en->n;
+        kv->st.queued_bytes -= unwritten(en);
         return;
     }
     push_head(&kv->queue, en);
@@ -222,7 +226,7 @@ void kv_ram_requeue_front(dm_kv *kv, kv_entry *en)
 void kv_ram_clean(dm_kv *kv, kv_entry *en)
 {
     DM_ASSERT(en->where == KV_WRITING);
-    kv->st.queued_bytes -= (int64_t)en->n;
+    kv->st.queued_bytes -= unwritten(en);
     en->where = KV_CLEAN;
     if (en->in_table) push_head(&kv->lru, en);
 }

@@ -22,6 +22,7 @@
 #include "kvstore/kv_int.h"
 
 #define WRITERS 4                    /* writes in flight */
+#define SYNC_BYTES (8 << 20)         /* of a batch: so often its sync is begun while more is written */
 #define GROW_SLOTS 16                /* the file grows by so many at most, so that the disk sees long runs */
 #define SLOTS_MAX ((uint64_t)1 << 40)
 #define DISK_KEEP_BYTES (64 << 20)
@@ -129,7 +130,8 @@ static int slot_write(dm_kv *kv, uint64_t slot, const uint8_t *x)
 
 typedef struct burst {
     kv_write *w;
-    atomic_size_t next;
+    atomic_size_t next, unsynced;
+    atomic_bool syncing;
     atomic_int error;
 } burst;
 
@@ -148,12 +150,25 @@ static int put_one(dm_kv *kv, const kv_put *p, uint8_t **stage)
     return slot_write(kv, p->slot, *stage);
 }
 
+/* A disk with a cache takes as long to sync a batch as to be given it; so one of the threads sees to it that what is there is on its way,
+ * while the others go on.  What counts is the sync at the end (S1); but an error is told to one caller only, so it is kept. */
+static int sync_ahead(burst *b)
+{
+    dm_kv *kv = b->w->kv;
+    if (atomic_fetch_add(&b->unsynced, kv->extent_bytes) + kv->extent_bytes < SYNC_BYTES || atomic_exchange(&b->syncing, true)) return 0;
+    atomic_store(&b->unsynced, 0);
+    int rc = fdatasync(kv->slots_fd) == 0 ? 0 : errno;
+    atomic_store(&b->syncing, false);
+    return rc;
+}
+
 static void *burst_main(void *arg)
 {
     burst *b = arg;
     uint8_t *stage = NULL;
     for (size_t i; !atomic_load(&b->error) && (i = atomic_fetch_add(&b->next, 1)) < b->w->puts_count;) {
         int rc = put_one(b->w->kv, &b->w->puts[i], &stage);
+        if (!rc) rc = sync_ahead(b);
         if (rc) atomic_store(&b->error, rc);
     }
     dm_free(stage);

@@ -219,7 +219,7 @@ static int put_new(dm_kv *kv, kv_entry *en)
     kv_ram_fit(kv, en);
     if (kv->st.queued_bytes > kv->opts.queue_bytes_max && en->where == KV_QUEUED) {
         kv_ram_unqueue(kv, en, KV_CLEAN); /* all others are pinned or being written */
-        kv->st.put_dropped++;
+        kv->st.put_dropped += !en->on_disk;
         kv_ram_fit(kv, NULL);
     }
     pthread_cond_signal(&kv->work);
@@ -246,8 +246,13 @@ static int put(dm_kv *kv, const kv_key *k, const dm_hash *prev, const void *byte
     if (n) memcpy(en->bytes, bytes, n);
     en->chained = prev != NULL;
     if (prev) en->behind = *prev;
+    /* What is on the disk already must be known for that, or a session that gives all of its blocks again fills the queue with them and
+     * its new ones are given up. */
+    bool there = kv_pin_if_there(kv, k);
     pthread_mutex_lock(&kv->lock);
+    en->on_disk = there;
     int rc = put_known(kv, k, prev) ? 0 : put_new(kv, en); /* another thread may have put it during the copy */
+    if (there) kv_map_add(&kv->pins, k, -1);
     kv_entry_unref(kv, en);
     pthread_mutex_unlock(&kv->lock);
     return rc ? dm_err_set(e, rc, "kv.put", "out of memory") : 0;

@@ -20,6 +20,7 @@
 #include "kvstore/kv_int.h"
 
 #define BATCH_ENTRIES 1024
+#define ROOMY_BYTES ((int64_t)64 << 20) /* of a batch as long as the store is not at its quota: each costs two syncs */
 #define RETRY_NS 1000000000ull
 #define READERS_NS 30000000000ull /* stale readers are looked for this often */
 #define TOUCH_NS 5000000000ull    /* ages may wait this long for a transaction that is needed anyway */
@@ -109,6 +110,7 @@ static int write_commit(kv_write *w)
     else rc = kv_txn_commit(kv, w->txn);
     if (!rc) dm_fault("kv.commit.after");
     if (!rc) kv->committed_txn = w->id, kv->clock_ahead = w->ahead;
+    kv->roomy = rc == 0 && kv_room_pages(w) * (int64_t)kv->page_bytes > 2 * ROOMY_BYTES;
     kv->swept |= rc == 0 && w->order_swept;
     write_settle(w, rc == 0);
     return rc;
@@ -415,7 +417,8 @@ static bool is_damage(int rc)
 static void take_entries(dm_kv *kv, batch *b, size_t max)
 {
     int64_t bytes = 0;
-    while (kv->queue.head && b->count < max && (!b->count || bytes < kv->batch_bytes)) {
+    int64_t most = kv->roomy && kv->batch_bytes < ROOMY_BYTES ? ROOMY_BYTES : kv->batch_bytes;
+    while (kv->queue.head && b->count < max && (!b->count || bytes < most)) {
         kv_entry *en = kv->queue.head;
         bytes += kv_parts(kv, en->n) * (int64_t)kv->extent_bytes;
         kv_ram_unqueue(kv, en, KV_WRITING);
