@@ -58,6 +58,10 @@ DM_API int dm_journal_claim(dm_journal *j, const char *session, dm_err *e);
 DM_API void dm_journal_release(dm_journal *j, const char *session);
 DM_API bool dm_journal_claimed(dm_journal *j, const char *session); /* somebody, perhaps another process, runs it */
 DM_API void dm_session_id_new(char out[DM_SESSION_ID_CHARS + 1]);
+/* A new session (its id in out) that has the past of another up to the end of a turn (0: the last one), with the results of that turn's
+ * calls and without what was said behind it.  Its first turn costs its new tokens, as long as the store has the cut.  One transaction.
+ * DM_EBUSY: it runs; DM_EINVAL: no such turn, or one whose calls have no result yet (they would run twice); DM_ENOENT. */
+DM_API int dm_session_fork(dm_journal *j, const char *session, int64_t turn, char out[DM_SESSION_ID_CHARS + 1], dm_err *e);
 
 /* ---- host ---------------------------------------------------------------------------- */
 

@@ -1,10 +1,10 @@
-/* cmd_sessions.c — `dormouse sessions ls|show|rm`: reads the journal, and takes sessions out of it. */
+/* cmd_sessions.c — `dormouse sessions ls|show|fork|rm`: reads the journal, copies sessions in it, and takes them out. */
 #include "agent/cmd_int.h"
 
 #include <string.h>
 #include <time.h>
 
-typedef struct sessions_opts { const char *state_dir; bool json; } sessions_opts;
+typedef struct sessions_opts { const char *state_dir; bool json; int64_t at; } sessions_opts;
 
 static const dm_opt options[] = {
     { "state-dir", 0, DM_OPT_STR, offsetof(sessions_opts, state_dir), .env = "DORMOUSE_STATE_DIR", .metavar = "DIR", .help = "where sessions are; default: ~/.local/state/dormouse" },
@@ -117,6 +117,35 @@ static int sessions_show(int argc, char **argv)
     return rc < 0 ? cmd_fail(rc == DM_EINVAL ? DM_EUSAGE : rc, &e) : 0;
 }
 
+/* ---- fork ---------------------------------------------------------------------------------------------------- */
+
+static int sessions_fork(int argc, char **argv)
+{
+    static const char usage[] = "sessions fork [OPTIONS] ID";
+    dm_opt table[DM_COUNT(options) + 1] = { { "at", 0, DM_OPT_INT, offsetof(sessions_opts, at), .def = "0", .min = 0, .max = 1e15, .metavar = "TURN", .help = "behind which turn; 0: the last one" } };
+    memcpy(table + 1, options, sizeof options);
+    sessions s = { 0 };
+    dm_opt_result res;
+    dm_err e = { 0 };
+    char id[DM_SESSION_ID_CHARS + 1], fork[DM_SESSION_ID_CHARS + 1];
+    int rc = cmd_parse(usage, "Makes a new session with the past of another, up to the end of a turn, and prints its id.\nBoth go on from there by themselves; what is stored serves both.",
+                       table, DM_COUNT(table), &s.o, argc, argv, &res);
+    if (rc != 0) return rc > 0 ? 0 : dm_exit_code(rc);
+    const char *arg = res.nargs == 1 ? res.args[0] : NULL;
+    dm_free(res.args);
+    if (!arg) return cmd_usage(usage, "fork wants one session");
+    rc = open_journal(&s, false, &e);
+    if (rc == 0) rc = dm_journal_resolve(s.journal, arg, id, &e);
+    if (rc == 0) rc = dm_session_fork(s.journal, id, s.o.at, fork, &e);
+    dm_journal_close(s.journal);
+    if (rc < 0) return cmd_fail(rc == DM_EINVAL ? DM_EUSAGE : rc, &e);
+    json_t *v = s.o.json ? json_pack("{s:s, s:s}", "session_id", fork, "forked_from", id) : NULL;
+    if (v) out_json(v);
+    else out_printf("%s\n", fork);
+    json_decref(v);
+    return 0;
+}
+
 /* ---- rm ------------------------------------------------------------------------------------------------------ */
 
 static int remove_one(sessions *s, const char *arg, dm_err *e)
@@ -150,6 +179,7 @@ int cmd_sessions(int argc, char **argv)
     static const cmd table[] = {
         { "ls", "[--json]", "list sessions", sessions_ls },
         { "show", "ID", "print a session's events", sessions_show },
+        { "fork", "[--at TURN] ID", "a new session with the past of another", sessions_fork },
         { "rm", "ID…", "remove sessions", sessions_rm },
     };
     return cmd_dispatch(table, DM_COUNT(table), "sessions", argc, argv);

@@ -1,6 +1,7 @@
 /* event.c — the events of a session.  Every event has "type" and "t" (milliseconds since 1970).
  *
  *   created   format id model weights tokenizer numerics system tools mode sampling{} rng workspace
+ *             + in a fork: forked_from forked_at (the turn)
  *   message   text                                  what the user said; no prompt holds it yet
  *   tokens    what: "prompt"|"reply"  ids  rng  [end]
  *             ids exactly as fed or sampled.  A prompt takes in all messages and results before it.  rng is the

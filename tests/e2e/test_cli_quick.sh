@@ -58,6 +58,11 @@ for t in json.loads(sys.argv[1])["turns"]:
 PY
 "$dm" sessions ls --json | field 0.id >/dev/null && ok "sessions ls --json" || fail "sessions ls --json"
 out=$("$dm" sessions show "$id"); [[ $out == *"$q"* ]] && ok "sessions show" || fail "sessions show" "$out"
+fork=$("$dm" sessions fork --at 1 "$id"); expect "sessions fork" 0 $?
+out=$("$dm" sessions show "$fork" --json | head -1); [[ $out == *"\"forked_from\":\"$id\""* ]] && ok "a fork says whose it is" || fail "sessions fork" "$out"
+"$dm" sessions fork --at 1000 "$id" >/dev/null 2>&1; expect "a turn that is not there" 2 $?
+"$dm" sessions fork nosuchsession >/dev/null 2>&1; expect "a session that is not there" 3 $?
+"$dm" sessions rm "$fork"; expect "a fork is removed alone" 0 $?
 "$dm" kv stat --json | field blocks >/dev/null && ok "kv stat" || fail "kv stat"
 "$dm" kv verify >/dev/null; expect "kv verify" 0 $?
 
