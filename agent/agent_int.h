@@ -63,6 +63,7 @@ typedef struct ledger {
     bool reply_open;        /* the last tokens are a prompt: a reply is due */
     bool reply_cut;         /* the last reply was stopped before its end: by a person, by its limit, by a fault */
     size_t prompt_n;        /* tokens of the last prompt */
+    char root[17], numerics[48]; /* what the last turn was run with; "": not known */
     uint64_t rng;           /* sampler at the end of ids */
     char **messages;        /* owned: user texts that no prompt holds yet */
     size_t nmessages;
@@ -108,11 +109,27 @@ typedef struct pager {
     bool store_failed;
 } pager;
 
+/* ---- why.c: why something was computed again ------------------------------------------------------------ */
+
+typedef enum why_class {
+    WHY_NOT, WHY_NO_STORE, WHY_NOTHING_STORED, WHY_DISK_FULL, WHY_EVICTED, WHY_NO_STATE, WHY_NOT_DEEPER, WHY_STORE_FAILED, WHY_REFUSED, WHY_GONE,
+    WHY_RESTORES_FAILED, WHY_OTHER_NUMERICS, WHY_OTHER_ROOT, WHY_COUNT
+} why_class;
+const char *why_name(why_class w); /* for programs */
+const char *why_text(why_class w); /* for people; static, as the name is */
+typedef struct why_find { int64_t pos, wanted, blocks, blocks_present, evicted; bool disk_full; } why_find; /* a dm_kv_hit's figures */
+why_class why_of_find(const why_find *f);
+/* The same, knowing what the turn before was run with and what is used now (roots in hex; "": not known). */
+why_class why_of_turn(why_class found, const char *was_root, const char *root, const char *was_numerics, const char *numerics);
+/* {class, text, position, before, token, after, tokens, seconds} for a journal and an event stream; ids: the timeline, pos: first token
+ * that was computed again.  NULL: out of memory. */
+json_t *why_told(why_class w, const dm_tok *tok, const dm_ids *ids, int64_t pos, int64_t tokens, double seconds);
+
 typedef struct restore_report {
     int64_t pos;              /* tokens that need no prefill */
     int64_t from_ram, from_disk; /* parts (blocks and the state) by tier */
     int64_t bad;              /* restores that were given up and dropped */
-    const char *miss;         /* why pos is not deeper; NULL: nothing was missed.  Static text */
+    why_class miss;                 /* why pos is not deeper */
     uint64_t ns;
     bool tried_all;           /* gave up after too many bad ones */
 } restore_report;

@@ -27,6 +27,7 @@ int cmd_sessions(int argc, char **argv);
 int cmd_kv(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int bench_hits(int argc, char **argv); /* cmd_hits.c */
+int kv_why(int argc, char **argv);     /* cmd_why.c */
 
 #define BENCH_ROUNDS_MAX 64
 typedef struct bench_decode_opts {

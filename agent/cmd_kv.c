@@ -139,6 +139,7 @@ int cmd_kv(int argc, char **argv)
 {
     static const cmd table[] = {
         { "stat", "[DIR…]", "what the stores hold", kv_stat },
+        { "why", "SESSION", "what was computed again, why, and what it cost", kv_why },
         { "verify", "[DIR…]", "read and check every entry", kv_verify },
     };
     return cmd_dispatch(table, DM_COUNT(table), "kv", argc, argv);

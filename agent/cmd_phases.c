@@ -17,6 +17,8 @@ static void turn_lines(const json_t *t)
     long long turn = json_num(t, "turn");
     restore_line(t);
     err_printf("turn %lld  prefill  %8lld tokens  %lld ms\n", turn, json_num(t, "prefilled_tokens"), json_num(t, "prefill_ms"));
+    const json_t *why = json_object_get(t, "why");
+    if (why) err_printf("turn %lld  again    %8lld tokens  %.2f s  %s\n", turn, json_num(why, "tokens"), json_number_value(json_object_get(why, "seconds")), json_str(why, "text"));
     err_printf("turn %lld  decode   %8lld tokens  %lld ms\n", turn, json_num(t, "decoded_tokens"), json_num(t, "decode_ms"));
     err_printf("turn %lld  spill    %8lld bytes\n", turn, json_num(t, "spilled_bytes"));
 }

@@ -13,7 +13,7 @@
  *                         digest repeats where they apply
  *                       + at "unknown" without text: rule "retry", the call is approved again
  *   turn      new_tokens prefilled_tokens restored_tokens restored_from decoded_tokens spilled_bytes
- *             prefill_ms decode_ms restore_ms miss
+ *             prefill_ms decode_ms restore_ms miss root numerics [why]
  *   result    subtype stop_reason is_error         why the session came to rest
  *
  * A proposed call is journaled in the same transaction as the reply that holds it. */

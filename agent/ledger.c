@@ -22,6 +22,7 @@ static int apply_created(ledger *l, const json_t *ev, dm_err *e)
     if (l->created) return bad(l, e, "created twice");
     const char *rng = json_str(ev, "rng");
     l->rng = strtoull(rng, NULL, 16);
+    snprintf(l->numerics, sizeof l->numerics, "%s", json_str(ev, "numerics"));
     l->created = json_deep_copy(ev);
     return l->created ? 0 : no_memory(e);
 }
@@ -114,7 +115,12 @@ static int apply_call(ledger *l, const json_t *ev, dm_err *e)
 }
 
 /* Malformed calls in a row are counted over whole replies: the last event of a turn says what it was. */
-static void apply_turn(ledger *l, const json_t *ev) { l->malformed = json_is_true(json_object_get(ev, "malformed")) ? l->malformed + 1 : 0; }
+static void apply_turn(ledger *l, const json_t *ev)
+{
+    l->malformed = json_is_true(json_object_get(ev, "malformed")) ? l->malformed + 1 : 0;
+    snprintf(l->root, sizeof l->root, "%s", json_str(ev, "root"));
+    snprintf(l->numerics, sizeof l->numerics, "%s", json_str(ev, "numerics"));
+}
 
 int ledger_apply(ledger *l, const json_t *event, dm_err *e)
 {

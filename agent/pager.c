@@ -131,12 +131,11 @@ static int load_hit(pager *p, const dm_kv_hit *hit, const int32_t *ids, const _A
     return rc;
 }
 
-static const char *why_missed(const dm_kv_hit *hit, int64_t n)
+static why_class why_missed(pager *p, const dm_kv_hit *hit, int64_t n)
 {
-    if (hit->pos == n) return NULL;
-    if (hit->evicted) return "evicted for want of room";
-    if (hit->pos == 0) return hit->blocks_present ? "blocks without a state" : "nothing stored";
-    return hit->blocks_present > hit->blocks ? "no state deeper" : NULL;
+    dm_kv_stat st;
+    dm_kv_stat_get(p->kv, &st);
+    return why_of_find(&(why_find){ .pos = hit->pos, .wanted = n, .blocks = hit->blocks, .blocks_present = hit->blocks_present, .evicted = hit->evicted, .disk_full = st.disk_full });
 }
 
 static int restore_once(pager *p, const int32_t *ids, int64_t n, int64_t limit, const _Atomic bool *stop, dm_seq *seq, restore_report *r, bool *again)
@@ -148,10 +147,10 @@ static int restore_once(pager *p, const int32_t *ids, int64_t n, int64_t limit, 
     int rc = dm_kv_find(p->kv, ids, n, limit, &hit, &err);
     if (rc < 0) {
         dm_log(DM_LOG_WARN, "pager: the store cannot be asked: %s", err.text);
-        r->miss = "store failed";
+        r->miss = WHY_STORE_FAILED;
         return 0;
     }
-    if (!r->bad) r->miss = why_missed(&hit, limit);
+    if (!r->bad) r->miss = why_missed(p, &hit, limit);
     if (hit.pos > 0) {
         r->from_ram = r->from_disk = 0;
         rc = load_hit(p, &hit, ids, stop, seq, r, &refused, &err);
@@ -163,7 +162,7 @@ static int restore_once(pager *p, const int32_t *ids, int64_t n, int64_t limit, 
     dm_log(DM_LOG_WARN, "pager: the restore at token %lld was given up: %s", (long long)pos, err.text[0] ? err.text : dm_err_text(rc));
     if (refused) pager_drop(p, ids, pos);
     r->bad++;
-    r->miss = refused ? "stored state refused" : "stored part gone";
+    r->miss = refused ? WHY_REFUSED : WHY_GONE;
     *again = true;
     return rc;
 }

@@ -205,6 +205,7 @@ static void prepare_enter(dm_session *s)
     }
     memset(&s->fig, 0, sizeof s->fig);
     s->fig.from = "none";
+    if (s->pager.kv) dm_hex(s->fig.root, s->pager.root.b, 8);
     s->restores_failed = 0;
     pager_begin_turn(&s->pager);
     /* An open prompt was journaled by a runtime that died: it is answered as it stands. */
@@ -251,7 +252,7 @@ static void wake_enter(dm_session *s)
     }
     session_seq_drop(s);
     if (!s->pager.kv || s->restores_failed > 1) {
-        s->fig.miss = s->pager.kv ? "restores failed" : "no store";
+        s->fig.miss = s->pager.kv ? WHY_RESTORES_FAILED : WHY_NO_STORE;
         int rc = dm_seq_create(s->h->o.engine, &s->seq, &err);
         if (rc < 0) settle_error(s, rc, &err);
         else session_set_state(s, S_GENERATE);
@@ -287,7 +288,7 @@ static void wake_poll(dm_session *s)
     s->fig.restored = s->restored.pos;
     s->fig.restore_ns += s->restored.ns;
     s->fig.from = tier_text(&s->restored);
-    s->fig.miss = s->restored.miss;
+    s->fig.miss = why_of_turn(s->restored.miss, s->led.root, s->fig.root, s->led.numerics, s->h->o.forward->numerics_id);
     s->fig.bad_restores += s->restored.bad;
     if (s->restored.bad) session_notice(s, "what was stored for this session could not be used; it is computed again");
     if (s->restored.pos) session_emit(s, DM_EV_RESTORED, NULL, 0, stream_restored(s));
@@ -439,6 +440,8 @@ static json_t *turn_event(const dm_session *s, const char *end, bool malformed)
     }
     json_object_del(ev, "subtype");
     json_object_set_new(ev, "turn", json_integer(s->led.turns + 1));
+    json_object_set_new(ev, "root", json_string(s->fig.root));
+    json_object_set_new(ev, "numerics", json_string(s->h->o.forward->numerics_id));
     return event_stamp(ev);
 }
 

@@ -28,8 +28,9 @@ typedef struct turn_figures {
     int64_t new_tokens, context_tokens, prefilled, restored, decoded;
     int64_t drafted, accepted; /* tokens guessed by the MTP layer, and those of them that were then sampled */
     uint64_t restore_ns, prefill_ns, decode_ns;
+    char root[17];           /* of the store that was asked; "": none */
     const char *from;        /* "none", "awake", "ram", "disk", "ram+disk" */
-    const char *miss;        /* or NULL */
+    why_class miss;
     int64_t bad_restores;
 } turn_figures;
 

@@ -6,7 +6,9 @@
  *   {"type":"assistant","message":{"role":"assistant","content":[
  *        {"type":"thinking",thinking} {"type":"text",text} {"type":"tool_use",id,name,input} …]}}     once per turn
  *   {"type":"system","subtype":"turn", turn, new_tokens, context_tokens, prefilled_tokens, restored_tokens,
- *        restored_from, decoded_tokens, drafted_tokens, accepted_tokens, spilled_bytes, restore_ms, prefill_ms, decode_ms, miss, end}   once per turn
+ *        replayed_tokens, restored_from, decoded_tokens, drafted_tokens, accepted_tokens, spilled_bytes, restore_ms, prefill_ms,
+ *        decode_ms, miss, end,                                                                                      once per turn
+ *        [why:{class, text, position, before, token, after, tokens, seconds}]}   when something was computed again (agent/why.c)
  *   {"type":"system","subtype":"spilled", bytes, durable}                     the state of the turn is on disk
  *   {"type":"system","subtype":"approval", call_id, name, args}               a call waits for an answer
  *   {"type":"system","subtype":"tool_start", call_id, name, args}
@@ -119,16 +121,32 @@ json_t *stream_spilled(int64_t bytes)
     return json_pack("{s:s, s:s, s:I, s:b}", "type", "system", "subtype", "spilled", "bytes", (json_int_t)bytes, "durable", 1);
 }
 
+/* What was computed although it had been there before: all but the turn's new tokens. */
+static int64_t replayed(const turn_figures *f) { return f->prefilled > f->new_tokens ? f->prefilled - f->new_tokens : 0; }
+
+static int add_why(const dm_session *s, json_t *turn)
+{
+    const turn_figures *f = &s->fig;
+    int64_t again = replayed(f);
+    if (!again) return 0;
+    double seconds = (double)f->prefill_ns / 1e9 * (double)again / (double)f->prefilled;
+    return json_object_set_new(turn, "why", why_told(f->miss, s->h->o.tok, &s->led.ids, f->restored, again, seconds));
+}
+
 /* The fields are those of the journal's `turn` event. */
 json_t *stream_turn(const dm_session *s, const char *end)
 {
     const turn_figures *f = &s->fig;
-    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:I, s:s}", "type", "system", "subtype", "turn",
-                     "turn", (json_int_t)s->led.turns, "new_tokens", (json_int_t)f->new_tokens, "context_tokens", (json_int_t)f->context_tokens,
-                     "prefilled_tokens", (json_int_t)f->prefilled, "restored_tokens", (json_int_t)f->restored, "restored_from", f->from,
-                     "decoded_tokens", (json_int_t)f->decoded, "drafted_tokens", (json_int_t)f->drafted, "accepted_tokens", (json_int_t)f->accepted, "spilled_bytes", (json_int_t)s->pager.spilled_bytes, "restore_ms",
-                     (json_int_t)ms(f->restore_ns), "prefill_ms", (json_int_t)ms(f->prefill_ns), "decode_ms", (json_int_t)ms(f->decode_ns), "miss",
-                     f->miss, "bad_restores", (json_int_t)f->bad_restores, "end", end);
+    json_t *v = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:I, s:s}", "type", "system", "subtype", "turn",
+                          "turn", (json_int_t)s->led.turns, "new_tokens", (json_int_t)f->new_tokens, "context_tokens", (json_int_t)f->context_tokens,
+                          "prefilled_tokens", (json_int_t)f->prefilled, "restored_tokens", (json_int_t)f->restored, "replayed_tokens", (json_int_t)replayed(f),
+                          "restored_from", f->from, "decoded_tokens", (json_int_t)f->decoded, "drafted_tokens", (json_int_t)f->drafted, "accepted_tokens",
+                          (json_int_t)f->accepted, "spilled_bytes", (json_int_t)s->pager.spilled_bytes, "restore_ms", (json_int_t)ms(f->restore_ns), "prefill_ms",
+                          (json_int_t)ms(f->prefill_ns), "decode_ms", (json_int_t)ms(f->decode_ns), "miss", f->miss == WHY_NOT ? NULL : why_text(f->miss),
+                          "bad_restores", (json_int_t)f->bad_restores, "end", end);
+    if (v && add_why(s, v) == 0) return v;
+    json_decref(v);
+    return NULL;
 }
 
 static json_t *pending_calls(const dm_session *s)

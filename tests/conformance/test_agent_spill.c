@@ -138,7 +138,7 @@ static void wake(rig *r, session *s)
     static const _Atomic bool never;
     restore_report rep;
     assert_ok_e(pager_restore(&s->pager, s->ids.p, (int64_t)s->ids.n, s->fed, &never, &s->seq, &rep, &e), e);
-    if (rep.pos != s->fed) fail_msg("session %d: %lld of %lld tokens restored: %s", s->n, (long long)rep.pos, (long long)s->fed, rep.miss ? rep.miss : "");
+    if (rep.pos != s->fed) fail_msg("session %d: %lld of %lld tokens restored: %s", s->n, (long long)rep.pos, (long long)s->fed, why_text(rep.miss));
     s->restored += rep.pos;
     s->from_disk += rep.from_disk;
     (void)r;

@@ -58,6 +58,16 @@ for t in json.loads(sys.argv[1])["turns"]:
 PY
 "$dm" sessions ls --json | field 0.id >/dev/null && ok "sessions ls --json" || fail "sessions ls --json"
 out=$("$dm" sessions show "$id"); [[ $out == *"$q"* ]] && ok "sessions show" || fail "sessions show" "$out"
+"$dm" run --resume "$id" --kv-salt other "And the .ini files?" >/dev/null 2>&1; expect "resume under another salt" 0 $?
+out=$("$dm" kv why "$id" --json) && python3 - "$out" <<'PY' && ok "kv why: another salt, and what it cost" || fail "kv why" "$out"
+import json, sys
+v = json.loads(sys.argv[1])
+again = [t for t in v["turns"] if "why" in t]
+assert len(again) == 1 and again[0]["why"]["class"] == "other_root" and again[0]["why"]["tokens"] == v["again_tokens"] > 0, again
+assert again[0]["prefilled_tokens"] == again[0]["new_tokens"] + v["again_tokens"] and v["again_seconds"] > 0
+PY
+out=$("$dm" kv why "$id"); [[ $out == *"another salt"* ]] && ok "kv why in words" || fail "kv why in words" "$out"
+"$dm" kv why nosuchsession >/dev/null 2>&1; expect "kv why of no session" 3 $?
 fork=$("$dm" sessions fork --at 1 "$id"); expect "sessions fork" 0 $?
 out=$("$dm" sessions show "$fork" --json | head -1); [[ $out == *"\"forked_from\":\"$id\""* ]] && ok "a fork says whose it is" || fail "sessions fork" "$out"
 "$dm" sessions fork --at 1000 "$id" >/dev/null 2>&1; expect "a turn that is not there" 2 $?
