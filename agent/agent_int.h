@@ -13,6 +13,20 @@ int claim_take(const char *dir, const char *session, int *fd, dm_err *e);
 void claim_drop(int fd);
 bool claim_held(const char *dir, const char *session);
 
+/* ---- journal.c: a session from elsewhere --------------------------------------------------- */
+
+/* The events of a whole session as JSON text, asked for in rising order, perhaps again from the first one on; text is valid until the next
+ * call, its end is a NUL. */
+typedef struct dm_journal_rows {
+    int64_t n, bytes; /* bytes: of all texts */
+    int (*row)(void *ctx, int64_t seq, const char **text, size_t *bytes, dm_err *e);
+    void *ctx;
+} dm_journal_rows;
+/* Makes a session's events these, in one transaction, as dm_journal_append does.  Those that are there must be the first of them, text
+ * for text: else DM_EEXIST and nothing is changed.  only_check: nothing is written.  *added: events that were (would be) new.
+ * Whoever writes has the claim. */
+int dm_journal_adopt(dm_journal *j, const char *session, const dm_journal_rows *rows, bool only_check, int64_t *added, dm_err *e);
+
 /* ---- journal_head.c: the row that lists a session ----------------------------------------- */
 
 /* Changes head (an object, maybe empty) by one event. */

@@ -25,6 +25,11 @@ int cmd_run(int argc, char **argv);
 int cmd_chat(int argc, char **argv);
 int cmd_sessions(int argc, char **argv);
 int cmd_kv(int argc, char **argv);
+/* cmd_kv.c: the stores of a state directory (NULL: the default one), sorted. */
+int kv_store_dirs(const char *state_dir, char ***out, size_t *n, dm_err *e);
+void kv_store_dirs_free(char **dirs, size_t n);
+int kv_export(int argc, char **argv); /* cmd_kv_export.c */
+int kv_import(int argc, char **argv); /* cmd_kv_import.c */
 int cmd_bench(int argc, char **argv);
 int bench_hits(int argc, char **argv); /* cmd_hits.c */
 int kv_why(int argc, char **argv);     /* cmd_why.c */
@@ -126,6 +131,8 @@ typedef struct setup {
 
 /* Opens everything in the order that the sandbox needs: launcher, then weights, then threads. */
 int setup_open(setup *s, const setup_opts *o, dm_err *e);
+/* Only what says which model it is, the store and the journal: no sandbox, no engine, no loop, no host. */
+int setup_open_store(setup *s, const setup_opts *o, dm_err *e);
 /* Runs the loop dry and closes everything; fine on a half opened one. */
 void setup_close(setup *s);
 /* Where state lives: the option, else XDG_STATE_HOME, else ~/.local/state/dormouse. NULL: out of memory. */

@@ -1,4 +1,4 @@
-/* cmd_kv.c — `dormouse kv stat|verify`: looks at stores without a model. */
+/* cmd_kv.c — `dormouse kv …`: the table, and stat and verify, which look at stores without a model. */
 #include "agent/cmd_int.h"
 
 #include <dirent.h>
@@ -17,10 +17,9 @@ typedef int (*store_fn)(const kv_opts *o, const char *dir, dm_err *e);
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-/* The stores of the state directory, sorted. */
-static int list_stores(const kv_opts *o, char ***out, size_t *n, dm_err *e)
+int kv_store_dirs(const char *state_dir, char ***out, size_t *n, dm_err *e)
 {
-    char *state = setup_state_dir(o->state_dir), *all = state ? dm_path_join(state, "kv") : NULL;
+    char *state = setup_state_dir(state_dir), *all = state ? dm_path_join(state, "kv") : NULL;
     dm_free(state);
     *out = NULL;
     *n = 0;
@@ -40,6 +39,12 @@ static int list_stores(const kv_opts *o, char ***out, size_t *n, dm_err *e)
     return rc;
 }
 
+void kv_store_dirs_free(char **dirs, size_t n)
+{
+    for (size_t i = 0; i < n; i++) dm_free(dirs[i]);
+    dm_free(dirs);
+}
+
 static int each_store(const char *usage, const char *what, int argc, char **argv, store_fn fn)
 {
     kv_opts o = { 0 };
@@ -51,17 +56,15 @@ static int each_store(const char *usage, const char *what, int argc, char **argv
     char **dirs = NULL;
     size_t n = 0;
     if (res.nargs == 0) {
-        rc = list_stores(&o, &dirs, &n, &e);
+        rc = kv_store_dirs(o.state_dir, &dirs, &n, &e);
         if (rc < 0) status = cmd_fail(rc, &e);
         else if (n == 0 && !o.json) out_text("nothing is stored\n");
     }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         if ((rc = fn(&o, dirs[i], &e)) < 0) status = cmd_fail(rc, &e);
-        dm_free(dirs[i]);
-    }
     for (int i = 0; i < res.nargs; i++)
         if ((rc = fn(&o, res.args[i], &e)) < 0) status = cmd_fail(rc, &e);
-    dm_free(dirs);
+    kv_store_dirs_free(dirs, n);
     dm_free(res.args);
     return status;
 }
@@ -141,6 +144,8 @@ int cmd_kv(int argc, char **argv)
         { "stat", "[DIR…]", "what the stores hold", kv_stat },
         { "why", "SESSION", "what was computed again, why, and what it cost", kv_why },
         { "verify", "[DIR…]", "read and check every entry", kv_verify },
+        { "export", "SESSION FILE|--to ADDRESS", "a session with its KV into a file, or to another dormouse", kv_export },
+        { "import", "FILE|--listen ADDRESS", "take in what export wrote or sends", kv_import },
     };
     return cmd_dispatch(table, DM_COUNT(table), "kv", argc, argv);
 }

@@ -345,6 +345,17 @@ int setup_open(setup *s, const setup_opts *o, dm_err *e)
     return rc;
 }
 
+int setup_open_store(setup *s, const setup_opts *o, dm_err *e)
+{
+    *s = (setup){ .o = o };
+    int rc = find_dirs(s, e);
+    if (rc == 0) rc = dm_journal_open(&s->journal, s->state_dir, false, e);
+    if (rc == 0) rc = open_model(s, e);
+    if (rc == 0) rc = dm_forward_create(&s->forward, s->model, &s->fo, e);
+    if (rc == 0) rc = stopped(e);
+    return rc == 0 ? open_kv(s, e) : rc;
+}
+
 void setup_close(setup *s)
 {
     while (s->loop_open && uv_run(&s->loop, UV_RUN_DEFAULT)) {} /* a uv_stop may be left over */

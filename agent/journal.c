@@ -538,6 +538,87 @@ int dm_journal_list(dm_journal *j, dm_journal_list_fn fn, void *ctx, dm_err *e)
     return rc;
 }
 
+/* ---- adopt ----------------------------------------------------------------------------------------------- */
+
+static int gone_another_way(const char *session, int64_t here, int64_t n, bool equal, dm_err *e)
+{
+    if (equal)
+        return dm_err_set(e, DM_EEXIST, "journal", "session %s is here already and has gone on: it has %lld events, and %lld are given; nothing was changed", session,
+                          (long long)here, (long long)n);
+    return dm_err_set(e, DM_EEXIST, "journal", "session %s is here already and has gone another way than the one that is given; nothing was changed", session);
+}
+
+/* Are the rows that are there the first ones of those that are given? */
+static int compare_rows(dm_journal *j, MDB_txn *txn, const char *session, int64_t here, int64_t n, const dm_journal_rows *given, int *m, dm_err *e)
+{
+    int rc = 0;
+    for (int64_t i = 1; i <= here && i <= n && rc == 0 && *m == 0; i++) {
+        uint8_t key[EVENT_KEY_BYTES];
+        const char *text;
+        size_t bytes;
+        event_key(key, session, (uint64_t)i);
+        MDB_val k = { sizeof key, key }, v;
+        rc = given->row(given->ctx, i, &text, &bytes, e);
+        if (rc == 0) *m = mdb_get(txn, j->events, &k, &v);
+        if (rc == 0 && *m == 0 && (v.mv_size != bytes + EVENT_SUM_BYTES || memcmp((uint8_t *)v.mv_data + EVENT_SUM_BYTES, text, bytes) != 0))
+            rc = gone_another_way(session, here, n, false, e);
+    }
+    return rc == 0 && *m == 0 && here > n ? gone_another_way(session, here, n, true, e) : rc;
+}
+
+static int put_given(dm_journal *j, MDB_txn *txn, const char *session, int64_t i, const char *text, size_t bytes, int *m, dm_err *e)
+{
+    json_t *event = parse_text(text, bytes);
+    if (!event || !*json_str(event, "type") || memchr(text, 0, bytes)) {
+        json_decref(event);
+        return dm_err_set(e, DM_EFORMAT, "journal", "event %lld is no event", (long long)i);
+    }
+    *m = put_event(j, txn, session, (uint64_t)i, text);
+    if (*m == 0) *m = put_head(j, txn, session, &event, 1);
+    json_decref(event);
+    return 0;
+}
+
+/* Codes of LMDB in *m. */
+static int adopt_once(dm_journal *j, const char *session, const dm_journal_rows *given, bool only_check, int64_t *added, int *m, dm_err *e)
+{
+    MDB_txn *txn;
+    uint64_t here = 0;
+    *m = txn_begin(j, !only_check, &txn);
+    if (*m) return 0;
+    if (!only_check) *m = reserve_file(j, (size_t)given->bytes);
+    if (*m == 0) *m = last_seq(j, txn, session, &here);
+    int rc = *m == 0 ? compare_rows(j, txn, session, (int64_t)here, given->n, given, m, e) : 0;
+    *added = given->n - (int64_t)here;
+    for (int64_t i = (int64_t)here + 1; i <= given->n && rc == 0 && *m == 0 && !only_check; i++) {
+        const char *text;
+        size_t bytes;
+        rc = given->row(given->ctx, i, &text, &bytes, e);
+        if (rc == 0) rc = put_given(j, txn, session, i, text, bytes, m, e);
+    }
+    if (rc == 0 && *m == 0 && !only_check && dm_fault("journal.commit")) *m = EIO;
+    if (rc < 0 || *m || only_check || *added == 0) mdb_txn_abort(txn);
+    else *m = mdb_txn_commit(txn);
+    return rc;
+}
+
+int dm_journal_adopt(dm_journal *j, const char *session, const dm_journal_rows *given, bool only_check, int64_t *added, dm_err *e)
+{
+    int m, rc = id_check(session, e);
+    *added = given->n;
+    if (rc < 0) return rc;
+    if (!j->have_dbs) return only_check ? 0 : dm_err_set(e, DM_ESTATE, "journal", "%s is open for reading only", j->env_dir);
+    if (j->read_only && !only_check) return dm_err_set(e, DM_ESTATE, "journal", "%s is open for reading only", j->env_dir);
+    rc = adopt_once(j, session, given, only_check, added, &m, e);
+    while (rc == 0 && m == MDB_MAP_FULL) { /* only address space */
+        MDB_envinfo info;
+        m = mdb_env_info(j->env, &info);
+        if (m == 0) m = mdb_env_set_mapsize(j->env, info.me_mapsize * 2);
+        if (m == 0) rc = adopt_once(j, session, given, only_check, added, &m, e);
+    }
+    return rc < 0 ? rc : from_mdb(e, m, j, "taking in a session");
+}
+
 /* ---- resolve ------------------------------------------------------------------------------------------------ */
 
 typedef struct resolve { const char *prefix; char *out; int matches; int64_t newest_ms; bool last; } resolve;

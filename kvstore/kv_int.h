@@ -17,6 +17,7 @@
  *   writer.c   the one thread that owns the write transaction
  *   store.c    open, close, put, flush, stat
  *   verify.c   verify and inspect
+ *   list.c     what is on the disk, entry by entry; taking it from there
  *
  * Locks, in the order in which they are taken
  *   kv->map     (rwlock) shared while any transaction of this process is open; exclusive to move the map

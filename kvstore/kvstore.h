@@ -119,6 +119,10 @@ DM_API int dm_kv_pin(dm_kv *kv, uint64_t owner, const int32_t *ids, int64_t n, i
 /* The caller found that what it restored does not work (K17): drop the state and never offer it again. */
 DM_API int dm_kv_drop_state(dm_kv *kv, const dm_hash *last, const int32_t *tail, int tail_count, dm_err *e);
 
+/* Like the deepest cut that find gives, but only of what is on the disk now, whatever RAM has, and nobody's use: what another process
+ * would find.  DM_EIO. */
+DM_API int dm_kv_durable(dm_kv *kv, const int32_t *ids, int64_t n, int64_t *pos, dm_err *e);
+
 /* ---- operations ------------------------------------------------------------------------ */
 
 typedef struct dm_kv_stat {
