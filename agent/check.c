@@ -11,7 +11,7 @@
  *   resident     memory used at the end of the ladder, against the account
  *   restore      a prefix through a real store gives the bytes of the run that never stopped
  *   ablations    one rounding or clamp at a time switched off: how far the logits move
- *   mtp          how often the MTP layer's draft is the trunk's token
+ *   mtp          how often the MTP layer's draft is the trunk's token; with drafts the reply and the state behind it are the same
  */
 #include "agent/check_int.h"
 
@@ -495,6 +495,8 @@ static void compare_logits(checker *k, const float *base, const float *other, co
     snprintf(detail, cap, "%s: logits move by %.3g of their deviation (largest %.3g); another first token in %d of %d rows", what, relative, worst, changed, ABLATION_ROWS);
 }
 
+#define MTP_DEPTH 3
+
 static int check_mtp(checker *k, char *detail, size_t cap, dm_err *e)
 {
     int64_t rows, agree;
@@ -505,7 +507,16 @@ static int check_mtp(checker *k, char *detail, size_t cap, dm_err *e)
     if (rc < 0) return rc;
     note(k, "drafts", json_integer(rows));
     note(k, "agree", json_integer(agree));
-    snprintf(detail, cap, "%lld of %lld greedy drafts are the trunk's token", (long long)agree, (long long)rows);
+    dm_speculation sp = { 0 };
+    int64_t n = least(k->context, 256);
+    if (rc == 0) rc = go_on(k, "decoding with drafts", 0, 1, e);
+    if (rc == 0) rc = dm_model_speculation(k->m, &fo, k->ids, n / 2, n / 4 > 0 ? n / 4 : 1, MTP_DEPTH, &sp, e);
+    if (rc < 0) return rc;
+    note(k, "tokens", json_integer(sp.tokens));
+    note(k, "drafted", json_integer(sp.drafted));
+    note(k, "accepted", json_integer(sp.accepted));
+    snprintf(detail, cap, "%lld of %lld greedy drafts are the trunk's token; %lld tokens decoded with drafts are those without, and so is the state behind them (%lld of %lld drafts used)",
+             (long long)agree, (long long)rows, (long long)sp.tokens, (long long)sp.accepted, (long long)sp.drafted);
     return 0;
 }
 

@@ -439,6 +439,11 @@ DM_API int dm_model_verify(const char *dir, const char *file, const dm_verify_op
  * were made.  DM_ENOTSUP without an MTP layer. */
 DM_API int dm_model_mtp_agreement(const dm_model *m, const dm_forward_opts *o, const int32_t *ids, int64_t n, int64_t *rows, int64_t *agree, dm_err *e);
 
+/* One greedy reply of max_new tokens without drafts and one with `depth` drafts before each step, both forwards made from o:
+ * DM_EMISMATCH when a token or the state behind the reply differs.  DM_ENOTSUP without an MTP layer. */
+typedef struct dm_speculation { int64_t tokens, drafted, accepted; } dm_speculation;
+DM_API int dm_model_speculation(const dm_model *m, const dm_forward_opts *o, const int32_t *ids, int64_t n, int64_t max_new, int depth, dm_speculation *out, dm_err *e);
+
 /* ==== engine =================================================================================== */
 
 /* Where blocks and states go.  Called on the engine thread; must copy and return at once (never block).

@@ -58,6 +58,7 @@ assert c["without FP8 KV"]["rms_over_std"] > 0
 assert (c["without FP4 index"]["rms_over_std"] > 0) == tiny2 # the embedded model chooses every entry at this length
 assert c["mtp"]["result"] == ("ok" if tiny2 else "skipped") and c["tokenizer"]["result"] == ("skipped" if tiny2 else "ok")
 if tiny2: assert c["mtp"]["drafts"] == 255 and 0 <= c["mtp"]["agree"] <= 255
+if tiny2: assert c["mtp"]["tokens"] == 64 and c["mtp"]["drafted"] > 64 and 0 <= c["mtp"]["accepted"] <= 64, c["mtp"]
 assert all(x["result"] in ("ok", "skipped") and x["seconds"] >= 0 and x["detail"] for x in r["checks"])
 PY
     [ "$(grep -c '^\(ok\|skipped\) ' <<<"$out")" = 15 ] && ok "... its table" || fail "table" "$out"
