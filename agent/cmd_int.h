@@ -28,6 +28,8 @@ int cmd_kv(int argc, char **argv);
 /* cmd_kv.c: the stores of a state directory (NULL: the default one), sorted. */
 int kv_store_dirs(const char *state_dir, char ***out, size_t *n, dm_err *e);
 void kv_store_dirs_free(char **dirs, size_t n);
+int kv_ls(int argc, char **argv);     /* cmd_kv_list.c, as gc */
+int kv_gc(int argc, char **argv);
 int kv_export(int argc, char **argv); /* cmd_kv_export.c */
 int kv_import(int argc, char **argv); /* cmd_kv_import.c */
 int cmd_bench(int argc, char **argv);

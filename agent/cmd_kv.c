@@ -81,13 +81,15 @@ static int stat_store(const kv_opts *o, const char *dir, dm_err *e)
         json_t *v = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "dir", dir, "blocks", (json_int_t)st.blocks, "states", (json_int_t)st.states, "bytes_live",
                               (json_int_t)st.disk_bytes_live, "bytes_file", (json_int_t)st.disk_bytes_file,
                               "block_bytes", (json_int_t)st.block_bytes, "extent_bytes", (json_int_t)st.extent_bytes);
+        if (v && st.disk_bytes_max) json_object_set_new(v, "bytes_max", json_integer((json_int_t)st.disk_bytes_max)); /* as the store was last opened */
         if (v) out_json(v);
         json_decref(v);
         return 0;
     }
-    char live[24], file[24], block[24];
-    out_printf("%s\n  %lld blocks of %s, %lld states; %s in use, the file has %s\n", dir, (long long)st.blocks, dm_bytes_text(block, sizeof block, st.block_bytes),
-               (long long)st.states, dm_bytes_text(live, sizeof live, (uint64_t)st.disk_bytes_live), dm_bytes_text(file, sizeof file, (uint64_t)st.disk_bytes_file));
+    char live[24], file[24], block[24], most[24] = "";
+    if (st.disk_bytes_max) dm_bytes_text(most, sizeof most, (uint64_t)st.disk_bytes_max);
+    out_printf("%s\n  %lld blocks of %s, %lld states; %s in use, the files have %s%s%s\n", dir, (long long)st.blocks, dm_bytes_text(block, sizeof block, st.block_bytes),
+               (long long)st.states, dm_bytes_text(live, sizeof live, (uint64_t)st.disk_bytes_live), dm_bytes_text(file, sizeof file, (uint64_t)st.disk_bytes_file), *most ? " and may have " : "", most);
     return 0;
 }
 
@@ -142,6 +144,8 @@ int cmd_kv(int argc, char **argv)
 {
     static const cmd table[] = {
         { "stat", "[DIR…]", "what the stores hold", kv_stat },
+        { "ls", "[DIR…]", "every entry, the next to be evicted first", kv_ls },
+        { "gc", "[DIR…]", "make the stores smaller, or free of what is old", kv_gc },
         { "why", "SESSION", "what was computed again, why, and what it cost", kv_why },
         { "verify", "[DIR…]", "read and check every entry", kv_verify },
         { "export", "SESSION FILE|--to ADDRESS", "a session with its KV into a file, or to another dormouse", kv_export },

@@ -5,7 +5,7 @@
  *   "order"             priority, ~seq (both u64 big endian) -> entry key.  The first record is the next victim.
  *   "parts"             entry key, part (u32 big endian) -> part record: the slot where its extent lies
  *   "free"              slot (u64 big endian) -> free record
- *   "meta"              "store" -> meta record (written once), "clock" -> clock record
+ *   "meta"              "store" -> meta record (written once), "clock" -> clock record; days.c has the rest
  *
  * slots.dat is slot after slot, each one extent.  It has no header and says nothing by itself: which slots count is in data.mdb,
  * and an extent names the entry that it belongs to.

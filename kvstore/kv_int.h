@@ -18,6 +18,7 @@
  *   store.c    open, close, put, flush, stat
  *   verify.c   verify and inspect
  *   list.c     what is on the disk, entry by entry; taking it from there
+ *   days.c     which day a time on the store clock was; the quota that the store last had
  *
  * Locks, in the order in which they are taken
  *   kv->map     (rwlock) shared while any transaction of this process is open; exclusive to move the map
@@ -285,6 +286,7 @@ struct dm_kv {
     uint64_t committed_txn; /* writer only: LMDB's number of the last transaction of this process */
     uint64_t synced_txn;  /* writer only: LMDB's number of a transaction that is on the disk with its root */
     uint64_t clock_ahead; /* writer only: by so much the clock was advanced for what is still to be written */
+    int64_t marked_day;   /* writer only: today, once it has its mark (days.c) */
     bool slots_late;      /* writer only: the last batch was cut short for want of slots that may be written */
     bool slots_no_holes;  /* writer only: the file system cannot give room back */
     bool roomy;           /* writer only: the next batch may be ROOMY_BYTES without an eviction */
@@ -400,6 +402,7 @@ typedef struct kv_write {
     int64_t written_bytes, evicted;
     int64_t written[3];  /* entries by kind */
     uint64_t no;         /* of the transaction, in this process */
+    int64_t day;         /* that it marks, or 0 */
     uint64_t runs_begun; /* in it */
     uint64_t held;       /* least floor of the runs that this transaction writes */
     bool order_swept;
@@ -445,6 +448,20 @@ void kv_leases_free(dm_kv *kv);
 
 /* writer.c */
 void *kv_writer_main(void *kv);
+
+/* days.c */
+#define KV_DAYS 400
+typedef struct kv_days {
+    int64_t today, day[KV_DAYS]; /* since 1970 */
+    uint64_t clock[KV_DAYS];     /* where the store clock stood when they began */
+    int count;
+} kv_days;
+int64_t kv_today(void);
+void kv_days_shift(int64_t days); /* for tests: today is another day */
+int kv_days_mark(kv_write *w);    /* today's mark, and the quota, where they are not there */
+int kv_days_load(MDB_txn *txn, MDB_dbi meta, kv_days *d);
+int64_t kv_days_age(const kv_days *d, const kv_index *ix); /* days since it was written or used; of old stores: at least */
+int64_t kv_quota_of(MDB_txn *txn, MDB_dbi meta);           /* 0: not known */
 
 /* verify.c */
 void kv_stat_disk(dm_kv *kv, dm_kv_stat *st);

@@ -52,6 +52,7 @@ typedef struct dm_kv_opts {
     int64_t queue_bytes_max; /* unwritten bytes at most; 0: 512 MiB */
     int sync_ms;             /* group commit at least this often; 0: 200 */
     bool read_only;          /* verify, stat */
+    bool trim;               /* free room goes back to the file system at once, not only what is above the quota (gc) */
 } dm_kv_opts;
 
 /* DM_ESTORE: the files are not a usable store (truncated, not LMDB); nothing is changed and the text
@@ -148,7 +149,34 @@ typedef bool (*dm_kv_progress)(void *ctx, int64_t done, int64_t total); /* false
 /* Reads and checks every entry.  0 also when some are bad: look at out->bad. */
 DM_API int dm_kv_verify(dm_kv *kv, dm_kv_check *out, dm_kv_progress fn, void *ctx, dm_err *e);
 
-/* What is in a directory, without knowing its root (for `kv stat`): fills the parts known from the file. */
+/* An entry on the disk. */
+typedef struct dm_kv_item {
+    bool state;
+    dm_hash key;       /* H(i); of a state: H(last) */
+    int tail_count;    /* of a state */
+    int64_t bytes, disk_bytes;
+    int64_t hits, age_days; /* since it was written or used; of what is older than the store's first mark of a day: at least */
+} dm_kv_item;
+typedef int (*dm_kv_item_fn)(void *ctx, const dm_kv_item *item); /* not 0: stops and is returned */
+/* All of them, the next one to be evicted first.  What comes and goes meanwhile may be missed or told twice. */
+DM_API int dm_kv_list(dm_kv *kv, dm_kv_item_fn fn, void *ctx, dm_err *e);
+
+typedef struct dm_kv_gc_opts {
+    int64_t bytes_max;  /* of data.mdb and payloads; < 0: any size */
+    int64_t older_days; /* entries of this age and above; < 0: any age.  Either criterion suffices */
+    bool dry_run;
+} dm_kv_gc_opts;
+typedef struct dm_kv_gc_report {
+    int64_t blocks, states, bytes;  /* that went (would go) */
+    int64_t entries_left, bytes_left; /* payloads */
+} dm_kv_gc_report;
+/* Removes entries in the order of eviction, but for those that are pinned or leased in this process, and waits until that is on the
+ * disk.  On a store opened with `trim` their room is given back before it returns.  DM_ECANCELED when fn said so: what is gone is gone.
+ * DM_ESTATE: read-only (a dry run is fine). */
+DM_API int dm_kv_gc(dm_kv *kv, const dm_kv_gc_opts *o, dm_kv_gc_report *out, dm_kv_progress fn, void *ctx, dm_err *e);
+
+/* What is in a directory, without knowing its root (for `kv stat`): fills the parts known from the file; disk_bytes_max is what it
+ * was last opened with, 0 when the file does not say. */
 DM_API int dm_kv_inspect(const char *dir, dm_kv_opts *opts_out, dm_kv_stat *stat_out, dm_err *e);
 
 /* ---- benchmark ---------------------------------------------------------------------------- */

@@ -318,14 +318,21 @@ int kv_slots_take(kv_write *w, uint32_t n, uint64_t *slots)
 }
 
 /* Above the quota, after it was lowered or data.mdb has grown: free slots become holes. */
+/* Slots that hold nothing and take room: above the quota, or all of them. */
+static int64_t slots_over(const kv_write *w)
+{
+    int64_t used = (int64_t)(w->clock.slots - w->clock.holes);
+    return w->kv->opts.trim ? used - w->pages_live / (int64_t)w->kv->extent_pages : used - slots_limit(w);
+}
+
 int kv_slots_give_back(kv_write *w)
 {
     dm_kv *kv = w->kv;
     uint64_t slots[64];
     struct stat st;
     off_t end = kv_slot_offset(kv, w->clock.slots);
-    for (uint64_t from = 0; slots_more(w) < 0 && !kv->slots_no_holes;) {
-        int64_t over = -slots_more(w);
+    for (uint64_t from = 0; slots_over(w) > 0 && !kv->slots_no_holes;) {
+        int64_t over = slots_over(w);
         uint32_t n = over < (int64_t)DM_COUNT(slots) ? (uint32_t)over : (uint32_t)DM_COUNT(slots), count = 0;
         bool late = false;
         int rc = free_find(w, false, from, n, slots, &count, &late);
@@ -342,7 +349,7 @@ int kv_slots_give_back(kv_write *w)
         if (rc) return rc;
         from = slots[count - 1] + 1;
     }
-    if (slots_more(w) <= 0 && fstat(kv->slots_fd, &st) == 0 && st.st_size > end && ftruncate(kv->slots_fd, end) != 0) return errno;
+    if (slots_over(w) >= 0 && fstat(kv->slots_fd, &st) == 0 && st.st_size > end && ftruncate(kv->slots_fd, end) != 0) return errno;
     return 0;
 }
 

@@ -204,6 +204,7 @@ static int inspect_txn(MDB_env *env, MDB_txn *txn, const char *dir, dm_kv_opts *
     o->block_bytes = (size_t)m.block_bytes;
     st->block_bytes = (size_t)m.block_bytes;
     st->extent_bytes = (size_t)m.extent_bytes;
+    st->disk_bytes_max = kv_quota_of(txn, db[KV_DB_META]);
     return stat_txn(txn, db, st->extent_bytes, st) ? dm_err_set(e, DM_ESTORE, "kv.inspect", "%s: data.mdb cannot be read", dir) : 0;
 }
 

@@ -110,6 +110,7 @@ static int write_commit(kv_write *w)
     else rc = kv_txn_commit(kv, w->txn);
     if (!rc) dm_fault("kv.commit.after");
     if (!rc) kv->committed_txn = w->id, kv->clock_ahead = w->ahead;
+    if (!rc && w->day) kv->marked_day = w->day;
     kv->roomy = rc == 0 && kv_room_pages(w) * (int64_t)kv->page_bytes > 2 * ROOMY_BYTES;
     kv->swept |= rc == 0 && w->order_swept;
     write_settle(w, rc == 0);
@@ -271,6 +272,7 @@ static int write_batch(dm_kv *kv, batch *b)
     if (b->count && kv_disk_short(kv, KV_SLACK_PAGES * (int64_t)kv->page_bytes)) return ENOSPC;
     int rc = write_begin(kv, &w, b->count);
     if (rc) return rc;
+    rc = kv_days_mark(&w);
     for (size_t i = 0; !rc && i < b->removals_count; i++) rc = kv_entry_delete(&w, &b->removals[i]);
     if (!rc && b->removals_count && dm_fault("kv.remove")) rc = ENOSPC;
     for (size_t i = 0; !rc && i < b->touched.cap; i++) {
