@@ -120,6 +120,8 @@ typedef struct transfer_in {
 } transfer_in;
 /* Whether an export with this header is for us.  DM_EFOREIGN says what differs. */
 int transfer_fits(const transfer_in *o, const xfer_head *h, dm_err *e);
+/* Reads a regular file to its end and checks all of it, as transfer_import does first. */
+int transfer_check(const transfer_in *o, int fd, transfer_report *rep, dm_err *e);
 /* Imports from a regular file, all or nothing: it is read to its end and checked first; then blocks and states are put and made
  * durable; the events come last, in one transaction.  What is left behind when it stops before that is cache, under its right keys.
  * DM_EFOREIGN, DM_EVERSION, DM_EFORMAT, DM_ECORRUPT; DM_EEXIST: the session is here and has gone another way; DM_EBUSY: somebody runs

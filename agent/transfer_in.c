@@ -227,6 +227,15 @@ static int import_claimed(in *x, dm_err *e)
     return rc;
 }
 
+int transfer_check(const transfer_in *o, int fd, transfer_report *rep, dm_err *e)
+{
+    in x = { .o = o, .fd = fd, .rep = rep };
+    *rep = (transfer_report){ 0 };
+    int rc = check(&x, e);
+    ledger_free(&x.led);
+    return rc;
+}
+
 int transfer_import(const transfer_in *o, int fd, transfer_report *rep, dm_err *e)
 {
     in x = { .o = o, .fd = fd, .rep = rep };
