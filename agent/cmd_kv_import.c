@@ -37,7 +37,7 @@ static const dm_opt options[] = {
     { "debug-switch", 0, DM_OPT_STR, S(switches), .def = "", .metavar = "NAME,…", .help = "as with run" },
     { "kv", 0, DM_OPT_FLAG, S(kv), .def = "1", .help = "take the KV, too (--no-kv: the journal alone)" },
     { "kv-bytes", 0, DM_OPT_BYTES, S(kv_bytes), .def = "16G", .help = "disk for stored KV at most" },
-    { "ram-bytes", 0, DM_OPT_BYTES, S(ram_bytes), .def = "1G", .help = "memory for stored KV at most" },
+    { "ram-bytes", 0, DM_OPT_BYTES, S(ram_bytes), .def = "256M", .help = "memory for stored KV at most" },
     { "kv-salt", 0, DM_OPT_STR, S(kv_salt), .def = "", .help = "as with run" },
     { "json", 0, DM_OPT_FLAG, offsetof(import_opts, json), .def = "0", .help = "JSON on standard output" },
     { "help", 'h', DM_OPT_HELP, 0, .help = "this text" },

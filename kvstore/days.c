@@ -125,7 +125,8 @@ int kv_days_mark(kv_write *w)
     int64_t today = kv_today();
     if (kv->marked_day == today || today < 0 || today > UINT32_MAX) return 0;
     MDB_val key = { 5, (void *)"quota" };
-    int rc = kv_quota_of(w->txn, kv->db[KV_DB_META]) == kv->opts.disk_bytes_max ? 0 : number_put(w->txn, kv->db[KV_DB_META], &key, (uint64_t)kv->opts.disk_bytes_max);
+    bool known = kv->opts.trim || kv_quota_of(w->txn, kv->db[KV_DB_META]) == kv->opts.disk_bytes_max; /* who cleans up has no quota of his own */
+    int rc = known ? 0 : number_put(w->txn, kv->db[KV_DB_META], &key, (uint64_t)kv->opts.disk_bytes_max);
     if (!rc) rc = mark(w, today);
     if (!rc) w->day = today;
     return rc;

@@ -2,7 +2,7 @@
 """A session moves to another state directory, by file and by socket: there it goes on with the bytes that it would have had here, at
 the price of its new tokens.  Either side is killed at every stage: the receiver has all of it or nothing, and a repeat mends it.
 What is cut, flipped, foreign or no export at all is refused and changes nothing."""
-import json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile, time
+import fcntl, json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile, time
 
 build = sys.argv[1]
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -174,6 +174,17 @@ try:
     for args in (["export", "--state-dir", home, sid, "--to", "192.0.2.1:9"], ["import", "--state-dir", at("x"), "--listen", "0.0.0.0:0"]):
         rc, out, err = run("kv", *args)
         check(f"{args[0]}: other machines only on request", rc == 2 and "--insecure-remote" in err, err)
+
+    with open(os.path.join(home, "locks", sid), "r+") as lock:  # somebody runs it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rc, out, err = run("kv", "export", "--state-dir", home, sid, at("busy.dm"))
+        check("a session that runs is not exported", rc == 1 and "being run" in err and not os.path.exists(at("busy.dm")), err)
+        rc, out, err = run("kv", "import", "--state-dir", home, longer)
+        check("nor brought forward", rc == 1 and "being run" in err and events(home) == first, err)
+    rc, out, err = run("kv", "export", "--state-dir", home, sid, "/dev/full")
+    check("a full disk under the export", rc == 1 and "no space" in err.lower(), err)
+    rc, out, err = run("kv", "export", "--state-dir", home, sid, os.path.join(tmp, "no", "such", "dir"))
+    check("a folder that is not there", rc == 3 and "no/such/dir" in err, err)
 
     # ---- a file, with a kill at every stage ---------------------------------------------------------------------------------
     for fault in ("transfer.send:1", "transfer.send:9", "transfer.send:40"):
