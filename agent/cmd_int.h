@@ -35,6 +35,9 @@ int kv_import(int argc, char **argv); /* cmd_kv_import.c */
 int cmd_bench(int argc, char **argv);
 int bench_hits(int argc, char **argv); /* cmd_hits.c */
 int kv_why(int argc, char **argv);     /* cmd_why.c */
+int kv_metrics(int argc, char **argv); /* metrics.c */
+/* metrics.c: figures of n stores in Prometheus' text format. */
+int metrics_text(dm_buf *out, const char *const *dirs, const dm_kv_stat *st, size_t n);
 
 #define BENCH_ROUNDS_MAX 64
 typedef struct bench_decode_opts {
@@ -76,7 +79,7 @@ typedef struct setup_opts {
     const char *model, *state_dir, *workspace, *numerics, *isa, *sleep, *sandbox, *kv_salt, *switches, *speculate;
     dm_opt_strs stop;
     const char *resume; /* a session that must exist: said before anything big is opened */
-    int64_t threads, ctx_tokens, rows, memory, kv_bytes, ram_bytes, max_turns, max_tokens;
+    int64_t threads, ctx_tokens, rows, memory, kv_bytes, kv_write_day, ram_bytes, max_turns, max_tokens;
     bool kv, yes, ask, verbose, grammar;
 } setup_opts;
 
@@ -104,6 +107,7 @@ typedef struct setup_opts {
     { "debug-switch", 0, DM_OPT_STR, offsetof(setup_opts, switches), .def = "", .metavar = "NAME,…", .help = "shared-unclamped, kv-bf16, index-f32: for finding a difference" }, \
     { "kv", 0, DM_OPT_FLAG, offsetof(setup_opts, kv), .def = "1", .help = "keep KV blocks in RAM and on disk (--no-kv: do not)" },         \
     { "kv-bytes", 0, DM_OPT_BYTES, offsetof(setup_opts, kv_bytes), .def = "16G", .help = "disk for stored KV at most" },                    \
+    { "kv-write-budget", 0, DM_OPT_BYTES, offsetof(setup_opts, kv_write_day), .def = "0", .help = "stored KV written in a day (UTC) at most; 0: no bound" }, \
     { "ram-bytes", 0, DM_OPT_BYTES, offsetof(setup_opts, ram_bytes), .def = "1G", .help = "memory for stored KV at most" },                 \
     { "kv-salt", 0, DM_OPT_STR, offsetof(setup_opts, kv_salt), .def = "", .help = "stored KV is shared only under equal salts" },            \
     { "grammar", 0, DM_OPT_FLAG, offsetof(setup_opts, grammar), .def = "1", .help = "hold calls to the tools' schemas (--no-grammar: do not)" }, \

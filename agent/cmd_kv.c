@@ -146,6 +146,7 @@ int cmd_kv(int argc, char **argv)
         { "stat", "[DIR…]", "what the stores hold", kv_stat },
         { "ls", "[DIR…]", "every entry, the next to be evicted first", kv_ls },
         { "gc", "[DIR…]", "make the stores smaller, or free of what is old", kv_gc },
+        { "metrics", "[DIR…]", "the figures of the stores in Prometheus' text format", kv_metrics },
         { "why", "SESSION", "what was computed again, why, and what it cost", kv_why },
         { "verify", "[DIR…]", "read and check every entry", kv_verify },
         { "export", "SESSION FILE|--to ADDRESS", "a session with its KV into a file, or to another dormouse", kv_export },

@@ -281,7 +281,7 @@ static int open_kv(setup *s, dm_err *e)
         dm_free(all);
         return dm_err_set(e, DM_ENOMEM, "kv", "out of memory");
     }
-    dm_kv_opts o = { .dir = dir, .root = s->root, .block_bytes = s->forward->block_bytes, .disk_bytes_max = s->o->kv_bytes, .ram_bytes_max = s->o->ram_bytes };
+    dm_kv_opts o = { .dir = dir, .root = s->root, .block_bytes = s->forward->block_bytes, .disk_bytes_max = s->o->kv_bytes, .write_bytes_day = s->o->kv_write_day, .ram_bytes_max = s->o->ram_bytes };
     dm_err err = { 0 };
     int rc = dm_mkdirs(dir, 0700, &err);
     if (rc == 0) rc = dm_kv_open(&s->kv, &o, &err);

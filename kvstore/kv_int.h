@@ -10,6 +10,7 @@
  *   load.c     disk -> RAM: O_DIRECT reads with verification
  *   ahead.c    several of these in flight, ahead of who reads a hit in order
  *   find.c     the deepest usable cut of a prompt; reading a hit
+ *   totals.c   what was done over all processes, and the write budget
  *   passed.c   states that a hit passed by: kept young, or let go first
  *   evict.c    what leaves the disk tier, and removal
  *   lease.c    what sleeping sessions keep from leaving
@@ -171,6 +172,7 @@ typedef struct kv_entry {
     kv_where where; /* CLEAN entries are in the LRU list, QUEUED in the queue, WRITING in the writer's batch */
     bool on_disk, in_table;
     bool ahead;                    /* loaded ahead and not asked for yet */
+    bool held;                     /* the write budget kept it from the disk; counted */
     bool again;                    /* was on the disk when it was queued: to be made young, not written */
     bool chained;                  /* behind is known: block i-1, or the root */
     bool denied;                   /* the disk had no room for it, or not its predecessor: what hangs on it is not written either */
@@ -285,6 +287,8 @@ struct dm_kv {
     uint64_t write_no;    /* writer only */
     uint64_t committed_txn; /* writer only: LMDB's number of the last transaction of this process */
     uint64_t synced_txn;  /* writer only: LMDB's number of a transaction that is on the disk with its root */
+    dm_kv_totals told;    /* writer only: counters of this process that the totals have */
+    int64_t held_day;     /* writer only: the day on which it was said that the budget is used up */
     uint64_t clock_ahead; /* writer only: by so much the clock was advanced for what is still to be written */
     int64_t marked_day;   /* writer only: today, once it has its mark (days.c) */
     bool slots_late;      /* writer only: the last batch was cut short for want of slots that may be written */
@@ -400,6 +404,8 @@ typedef struct kv_write {
     size_t gone_count, gone_cap;
     kv_map spared;       /* owned; keys that stood in the way of eviction, and why */
     int64_t written_bytes, evicted;
+    dm_kv_totals totals, now; /* as they will be; what this process has counted so far */
+    int64_t held_bytes;       /* entries that the write budget kept back */
     int64_t written[3];  /* entries by kind */
     uint64_t no;         /* of the transaction, in this process */
     int64_t day;         /* that it marks, or 0 */
@@ -423,6 +429,12 @@ int kv_entry_delete(kv_write *w, const kv_key *k);
 int kv_touch(kv_write *w, const kv_key *k, int64_t uses, const kv_rank *r); /* uses as in touched; r: NULL, or the rank for KV_AGAIN */
 uint64_t kv_priority(const dm_kv *kv, uint64_t clock, uint32_t uses);
 int64_t kv_room_pages(const kv_write *w);
+
+/* totals.c */
+void kv_totals_read(MDB_txn *txn, MDB_dbi meta, dm_kv_totals *t);
+void kv_totals_begin(kv_write *w);
+int kv_totals_write(kv_write *w);
+int64_t kv_budget_left(const kv_write *w); /* at the beginning of the transaction */
 
 /* find.c */
 /* Deepest state on the disk behind `last` with a tail of at most tail_max ids that is a prefix of tail; cur: of the states. */

@@ -53,6 +53,9 @@ typedef struct dm_kv_opts {
     int sync_ms;             /* group commit at least this often; 0: 200 */
     bool read_only;          /* verify, stat */
     bool trim;               /* free room goes back to the file system at once, not only what is above the quota (gc) */
+    /* Bytes written in a day (UTC), over all processes of the store; 0: no bound.  When it is used up nothing more is written until the
+     * day is over: what is put stays in RAM as long as there is room, is counted (held_bytes) and said once a day.  For disks that wear out. */
+    int64_t write_bytes_day;
 } dm_kv_opts;
 
 /* DM_ESTORE: the files are not a usable store (truncated, not LMDB); nothing is changed and the text
@@ -126,7 +129,15 @@ DM_API int dm_kv_durable(dm_kv *kv, const int32_t *ids, int64_t n, int64_t *pos,
 
 /* ---- operations ------------------------------------------------------------------------ */
 
+/* Since the store was made, over all processes; what happened without a commit behind it may be missing. */
+typedef struct dm_kv_totals {
+    int64_t bytes_written, put_blocks, put_states, evicted_entries, bad_entries, hits, misses, ghost_hits, ghost_tokens;
+    int64_t held_bytes;      /* not written, for the write budget */
+    int64_t day, day_bytes;  /* days since 1970, and bytes written in that one */
+} dm_kv_totals;
+
 typedef struct dm_kv_stat {
+    dm_kv_totals total;
     int64_t blocks, states;                 /* on disk */
     int64_t disk_bytes_live, disk_bytes_file, disk_bytes_max;
     int64_t leased_bytes;                   /* kept by dm_kv_pin, at most half of the quota */

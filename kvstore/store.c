@@ -30,7 +30,7 @@ static int set_sizes(dm_kv *kv, dm_err *e)
 {
     dm_kv_opts *o = &kv->opts;
     if (!o->block_bytes || o->block_bytes > (1u << 30)) return dm_err_set(e, DM_EINVAL, "kv.open", "block_bytes %zu is not between 1 and 2^30", o->block_bytes);
-    if (o->disk_bytes_max < 0 || o->ram_bytes_max < 0 || o->queue_bytes_max < 0 || o->sync_ms < 0)
+    if (o->disk_bytes_max < 0 || o->ram_bytes_max < 0 || o->queue_bytes_max < 0 || o->sync_ms < 0 || o->write_bytes_day < 0)
         return dm_err_set(e, DM_EINVAL, "kv.open", "a limit of the store is negative");
     if (!o->disk_bytes_max) o->disk_bytes_max = 16 * 1024 * MIB;
     if (!o->ram_bytes_max) o->ram_bytes_max = 1024 * MIB;

@@ -21,6 +21,7 @@ static int stat_txn(MDB_txn *txn, const MDB_dbi db[KV_DB_COUNT], size_t extent_b
     st->blocks = (int64_t)blocks.ms_entries;
     st->states = (int64_t)states.ms_entries;
     st->disk_bytes_live = (int64_t)(extents.ms_entries * extent_bytes);
+    kv_totals_read(txn, db[KV_DB_META], &st->total);
     return 0;
 }
 

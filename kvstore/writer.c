@@ -27,7 +27,7 @@
 #define TOUCH_KEYS 4096
 #define SQUEEZE_MAX 12
 
-typedef enum fate { FATE_WRITTEN, FATE_THERE, FATE_NO_ROOM, FATE_LATER } fate;
+typedef enum fate { FATE_WRITTEN, FATE_THERE, FATE_NO_ROOM, FATE_HELD, FATE_LATER } fate; /* HELD: the write budget is used up */
 typedef struct batch {
     kv_entry *entries[BATCH_ENTRIES]; /* a reference each */
     uint32_t uses[BATCH_ENTRIES];     /* hits so far; the entry's own count is under kv->lock */
@@ -68,6 +68,7 @@ static int write_begin(dm_kv *kv, kv_write *w, size_t entries)
     }
     w->pages_index = (int64_t)info.me_last_pgno + 1 + (more < tree ? more : tree);
     if (!rc && lost) rc = kv_slots_sweep(w);
+    if (!rc) kv_totals_begin(w);
     if (rc) kv_txn_end(kv, w->txn);
     return rc;
 }
@@ -105,11 +106,12 @@ static int write_commit(kv_write *w)
     MDB_val key = { 5, (void *)"clock" }, val = { sizeof rec, rec };
     int rc = mdb_put(w->txn, kv->db[KV_DB_META], &key, &val, 0);
     if (!rc) rc = kv_slots_write(w);
+    if (!rc) rc = kv_totals_write(w);
     if (!rc && dm_fault("kv.commit.before")) rc = ENOSPC;
     if (rc) kv_txn_end(kv, w->txn);
     else rc = kv_txn_commit(kv, w->txn);
     if (!rc) dm_fault("kv.commit.after");
-    if (!rc) kv->committed_txn = w->id, kv->clock_ahead = w->ahead;
+    if (!rc) kv->committed_txn = w->id, kv->clock_ahead = w->ahead, kv->told = w->now;
     if (!rc && w->day) kv->marked_day = w->day;
     kv->roomy = rc == 0 && kv_room_pages(w) * (int64_t)kv->page_bytes > 2 * ROOMY_BYTES;
     kv->swept |= rc == 0 && w->order_swept;
@@ -240,15 +242,33 @@ static int put_all(kv_write *w, batch *b)
 {
     /* The clock is first advanced by all that this transaction is going to write, but for what was advanced in vain before (KV_LATER). */
     uint64_t advance = 0;
+    int64_t left = kv_budget_left(w);
     for (size_t i = 0; i < b->count; i++) {
         kv_index ix;
-        if (kv_index_get(w->kv, w->txn, &b->entries[i]->key, &ix) != 0) advance += entry_bytes(w->kv, b->entries[i]);
+        b->fates[i] = FATE_WRITTEN;
+        if (kv_index_get(w->kv, w->txn, &b->entries[i]->key, &ix) == 0) continue;
+        int64_t bytes = (int64_t)entry_bytes(w->kv, b->entries[i]);
+        if (bytes > left) {
+            b->fates[i] = FATE_HELD;
+            if (!b->entries[i]->held) w->held_bytes += bytes;
+            continue;
+        }
+        left -= bytes;
+        advance += (uint64_t)bytes;
     }
     uint64_t had = w->ahead < advance ? w->ahead : advance;
     w->clock.bytes += advance - had;
     w->ahead -= had;
     set_age(w);
+    if (w->held_bytes && w->kv->held_day != w->totals.day) {
+        w->kv->held_day = w->totals.day;
+        dm_log(DM_LOG_WARN, "kv: %s: %lld bytes were written today, which is the budget; until tomorrow what is new stays in memory only", w->kv->dir, (long long)w->totals.day_bytes);
+    }
     for (size_t i = 0; i < b->count; i++) {
+        if (b->fates[i] == FATE_HELD) {
+            set_denied(w->kv, b->entries[i], true); /* for what hangs on it in this batch */
+            continue;
+        }
         int rc = put_entry(w, b->entries[i], b->uses[i]);
         if (rc == KV_LATER) {
             for (; i < b->count; i++) {
@@ -359,11 +379,12 @@ static void settle_good(dm_kv *kv, batch *b)
     }
     for (size_t i = 0; i < b->count; i++) {
         kv_entry *en = b->entries[i];
-        en->on_disk = b->fates[i] != FATE_NO_ROOM;
+        en->on_disk = b->fates[i] == FATE_WRITTEN || b->fates[i] == FATE_THERE;
         if (en->on_disk) kv_ghost_forget(kv, &en->key);
-        else kv_ghost_add(kv, &en->key);
+        else if (b->fates[i] == FATE_NO_ROOM) kv_ghost_add(kv, &en->key);
+        if (b->fates[i] == FATE_HELD) en->held = true, en->denied = false; /* tomorrow it may be mended */
         kv->st.put_duplicates += b->fates[i] == FATE_THERE;
-        kv->st.put_dropped += b->fates[i] == FATE_NO_ROOM;
+        kv->st.put_dropped += b->fates[i] == FATE_NO_ROOM || b->fates[i] == FATE_HELD;
         kv_ram_clean(kv, en);
         kv_entry_unref(kv, en);
     }

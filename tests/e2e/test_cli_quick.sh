@@ -75,6 +75,23 @@ out=$("$dm" sessions show "$fork" --json | head -1); [[ $out == *"\"forked_from\
 "$dm" sessions rm "$fork"; expect "a fork is removed alone" 0 $?
 "$dm" kv stat --json | field blocks >/dev/null && ok "kv stat" || fail "kv stat"
 "$dm" kv verify >/dev/null; expect "kv verify" 0 $?
+out=$("$dm" kv metrics) && python3 - "$out" <<'PY' && ok "kv metrics" || fail "kv metrics" "$out"
+import re, sys
+seen, types = {}, {}
+for line in sys.argv[1].splitlines():
+    if line.startswith("# HELP "):
+        assert re.fullmatch(r"# HELP [a-z_]+ [^\\]+", line), line
+    elif line.startswith("# TYPE "):
+        name, kind = line[7:].split(" ")
+        assert kind in ("counter", "gauge") and name not in types and name.endswith("_total") == (kind == "counter"), line
+        types[name] = kind
+    else:
+        m = re.fullmatch(r'([a-z_]+)\{store="[0-9a-f]{16}"\} (-?[0-9]+)', line)
+        assert m and m[1] == list(types)[-1], line  # the lines of a metric stand together
+        seen[m[1]] = int(m[2])
+assert seen.keys() == types.keys() and seen["dormouse_kv_blocks"] > 0 and seen["dormouse_kv_hits_total"] > 0 and seen["dormouse_kv_written_bytes_total"] > 0, seen
+PY
+"$dm" kv metrics "$tmp/nothing" >/dev/null 2>&1; expect "kv metrics of nothing" 3 $?
 
 # ---- asleep, awake, without a store, on one thread or two: the same tokens (C1) ----------------------------------------------------
 tokens_of() { # the timeline of the last session of a state directory
