@@ -164,11 +164,13 @@ static void gc_by_age_takes_what_nobody_used(void **state)
     assert_int_equal(kt_restore(kv, fresh, 20 * DM_KV_BLOCK, 20 * DM_KV_BLOCK), 20 * DM_KV_BLOCK);
     kv_days_shift(10); /* the machine's clock went back: nothing is of the future */
     assert_int_equal(look(kv).oldest, 0);
-    kt_put(kv, kt_ids(7, DM_KV_BLOCK), DM_KV_BLOCK, 10);
+    int32_t *then = kt_ids(7, DM_KV_BLOCK);
+    kt_put(kv, then, DM_KV_BLOCK, 10);
     kt_flush(kv);
     assert_int_equal(look(kv).oldest, 0);
     kv_days_shift(0);
     dm_kv_close(kv);
+    free(then);
     free(used);
     free(idle);
     free(fresh);
