@@ -238,6 +238,17 @@ static void set_denied(dm_kv *kv, kv_entry *en, bool denied)
 
 static uint64_t entry_bytes(const dm_kv *kv, const kv_entry *en) { return (uint64_t)kv_parts(kv, en->n) * kv->extent_bytes; }
 
+/* The rest of the batch, from i on, is for the next transaction: what was done for it beforehand is not done twice. */
+static void put_later(kv_write *w, batch *b, size_t i)
+{
+    for (; i < b->count; i++) {
+        uint64_t bytes = entry_bytes(w->kv, b->entries[i]);
+        if (b->fates[i] == FATE_WRITTEN) w->ahead += bytes;
+        if (b->fates[i] == FATE_HELD && !b->entries[i]->held) w->held_bytes -= (int64_t)bytes;
+        b->fates[i] = FATE_LATER;
+    }
+}
+
 static int put_all(kv_write *w, batch *b)
 {
     /* The clock is first advanced by all that this transaction is going to write, but for what was advanced in vain before (KV_LATER). */
@@ -245,8 +256,9 @@ static int put_all(kv_write *w, batch *b)
     int64_t left = kv_budget_left(w);
     for (size_t i = 0; i < b->count; i++) {
         kv_index ix;
-        b->fates[i] = FATE_WRITTEN;
+        b->fates[i] = FATE_THERE;
         if (kv_index_get(w->kv, w->txn, &b->entries[i]->key, &ix) == 0) continue;
+        b->fates[i] = FATE_WRITTEN;
         int64_t bytes = (int64_t)entry_bytes(w->kv, b->entries[i]);
         if (bytes > left) {
             b->fates[i] = FATE_HELD;
@@ -271,10 +283,7 @@ static int put_all(kv_write *w, batch *b)
         }
         int rc = put_entry(w, b->entries[i], b->uses[i]);
         if (rc == KV_LATER) {
-            for (; i < b->count; i++) {
-                b->fates[i] = FATE_LATER;
-                w->ahead += entry_bytes(w->kv, b->entries[i]);
-            }
+            put_later(w, b, i);
             w->kv->slots_late = true;
             break;
         }
