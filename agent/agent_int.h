@@ -126,12 +126,12 @@ typedef struct pager {
 /* ---- why.c: why something was computed again ------------------------------------------------------------ */
 
 typedef enum why_class {
-    WHY_NOT, WHY_NO_STORE, WHY_NOTHING_STORED, WHY_DISK_FULL, WHY_EVICTED, WHY_NO_STATE, WHY_NOT_DEEPER, WHY_STORE_FAILED, WHY_REFUSED, WHY_GONE,
+    WHY_NOT, WHY_NO_STORE, WHY_NOTHING_STORED, WHY_DISK_FULL, WHY_OVER_BUDGET, WHY_EVICTED, WHY_NO_STATE, WHY_NOT_DEEPER, WHY_STORE_FAILED, WHY_REFUSED, WHY_GONE,
     WHY_RESTORES_FAILED, WHY_OTHER_NUMERICS, WHY_OTHER_ROOT, WHY_COUNT
 } why_class;
 const char *why_name(why_class w); /* for programs */
 const char *why_text(why_class w); /* for people; static, as the name is */
-typedef struct why_find { int64_t pos, wanted, blocks, blocks_present, evicted; bool disk_full; } why_find; /* a dm_kv_hit's figures */
+typedef struct why_find { int64_t pos, wanted, blocks, blocks_present, evicted; bool disk_full, over_budget; } why_find; /* a dm_kv_hit's figures */
 why_class why_of_find(const why_find *f);
 /* The same, knowing what the turn before was run with and what is used now (roots in hex; "": not known). */
 why_class why_of_turn(why_class found, const char *was_root, const char *root, const char *was_numerics, const char *numerics);

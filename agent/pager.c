@@ -135,7 +135,7 @@ static why_class why_missed(pager *p, const dm_kv_hit *hit, int64_t n)
 {
     dm_kv_stat st;
     dm_kv_stat_get(p->kv, &st);
-    return why_of_find(&(why_find){ .pos = hit->pos, .wanted = n, .blocks = hit->blocks, .blocks_present = hit->blocks_present, .evicted = hit->evicted, .disk_full = st.disk_full });
+    return why_of_find(&(why_find){ .pos = hit->pos, .wanted = n, .blocks = hit->blocks, .blocks_present = hit->blocks_present, .evicted = hit->evicted, .disk_full = st.disk_full, .over_budget = st.over_budget });
 }
 
 static int restore_once(pager *p, const int32_t *ids, int64_t n, int64_t limit, const _Atomic bool *stop, dm_seq *seq, restore_report *r, bool *again)

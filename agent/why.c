@@ -15,6 +15,7 @@ static const reason reasons[WHY_COUNT] = {
     [WHY_NO_STORE] = { "no_store", "no store" },
     [WHY_NOTHING_STORED] = { "nothing_stored", "nothing stored" },
     [WHY_DISK_FULL] = { "disk_full", "nothing stored: the disk was full" },
+    [WHY_OVER_BUDGET] = { "write_budget", "nothing stored: the write budget of the day was used up" },
     [WHY_EVICTED] = { "evicted", "evicted for want of room" },
     [WHY_NO_STATE] = { "no_state", "blocks without a state" },
     [WHY_NOT_DEEPER] = { "no_state_near", "no state deeper" },
@@ -34,13 +35,13 @@ why_class why_of_find(const why_find *f)
     if (f->pos == f->wanted) return WHY_NOT;
     if (f->evicted) return WHY_EVICTED;
     if (f->pos == 0 && f->blocks_present) return WHY_NO_STATE;
-    if (f->pos == 0) return f->disk_full ? WHY_DISK_FULL : WHY_NOTHING_STORED;
+    if (f->pos == 0) return f->disk_full ? WHY_DISK_FULL : f->over_budget ? WHY_OVER_BUDGET : WHY_NOTHING_STORED;
     return f->blocks_present > f->blocks ? WHY_NOT_DEEPER : WHY_NOT;
 }
 
 why_class why_of_turn(why_class found, const char *was_root, const char *root, const char *was_numerics, const char *numerics)
 {
-    if (found != WHY_NOTHING_STORED && found != WHY_DISK_FULL) return found;
+    if (found != WHY_NOTHING_STORED && found != WHY_DISK_FULL && found != WHY_OVER_BUDGET) return found;
     if (*was_numerics && strcmp(was_numerics, numerics) != 0) return WHY_OTHER_NUMERICS;
     return *was_root && strcmp(was_root, root) != 0 ? WHY_OTHER_ROOT : found;
 }

@@ -148,6 +148,7 @@ typedef struct dm_kv_stat {
     int64_t hits, misses, bad_entries, evicted_entries;
     int64_t ghost_hits, ghost_tokens;       /* lookups that eviction made shorter, and by how many tokens in all: the price of the policy */
     bool disk_full;                         /* spilling is off for now (K5) */
+    bool over_budget;                       /* the write budget of the day kept back what was put last */
     size_t block_bytes, extent_bytes;
 } dm_kv_stat;
 DM_API void dm_kv_stat_get(dm_kv *kv, dm_kv_stat *out);

@@ -274,7 +274,7 @@ static int put_all(kv_write *w, batch *b)
     set_age(w);
     if (w->held_bytes && w->kv->held_day != w->totals.day) {
         w->kv->held_day = w->totals.day;
-        dm_log(DM_LOG_WARN, "kv: %s: %lld bytes were written today, which is the budget; until tomorrow what is new stays in memory only", w->kv->dir, (long long)w->totals.day_bytes);
+        dm_log(DM_LOG_WARN, "kv: %s: %lld bytes were written today, and what is new does not fit into the budget: until tomorrow it stays in memory only", w->kv->dir, (long long)w->totals.day_bytes);
     }
     for (size_t i = 0; i < b->count; i++) {
         if (b->fates[i] == FATE_HELD) {
@@ -391,6 +391,8 @@ static void settle_good(dm_kv *kv, batch *b)
         en->on_disk = b->fates[i] == FATE_WRITTEN || b->fates[i] == FATE_THERE;
         if (en->on_disk) kv_ghost_forget(kv, &en->key);
         else if (b->fates[i] == FATE_NO_ROOM) kv_ghost_add(kv, &en->key);
+        kv->st.over_budget = b->fates[i] == FATE_HELD;
+        if (b->fates[i] == FATE_WRITTEN) en->held = false;
         if (b->fates[i] == FATE_HELD) en->held = true, en->denied = false; /* tomorrow it may be mended */
         kv->st.put_duplicates += b->fates[i] == FATE_THERE;
         kv->st.put_dropped += b->fates[i] == FATE_NO_ROOM || b->fates[i] == FATE_HELD;

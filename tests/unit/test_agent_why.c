@@ -13,6 +13,7 @@ static void each_class_comes_of_its_facts(void **state)
         { { .pos = 0, .wanted = 1700, .blocks_present = 6 }, WHY_NO_STATE },
         { { .pos = 0, .wanted = 1700 }, WHY_NOTHING_STORED },
         { { .pos = 0, .wanted = 1700, .disk_full = true }, WHY_DISK_FULL },
+        { { .pos = 0, .wanted = 1700, .over_budget = true }, WHY_OVER_BUDGET },
         { { .pos = 0, .wanted = 1700, .evicted = 1700, .disk_full = true }, WHY_EVICTED },
     };
     for (size_t i = 0; i < DM_COUNT(cases); i++)

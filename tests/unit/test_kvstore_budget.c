@@ -58,6 +58,7 @@ static void nothing_is_written_beyond_it_and_the_next_day_goes_on(void **s)
     assert_int_equal(st.states, 0); /* it hangs on what is not there */
     assert_int_equal(st.total.day_bytes, 3 * extent);
     assert_int_equal(st.total.held_bytes, 4 * extent); /* three blocks and the state */
+    assert_true(st.over_budget);
     assert_int_equal(found(kv, ids), 6);              /* the others are in RAM */
     dm_kv_close(kv);
 
@@ -78,6 +79,7 @@ static void nothing_is_written_beyond_it_and_the_next_day_goes_on(void **s)
     put(kv, ids, 6, 8);
     st = kt_stat(kv);
     assert_int_equal(st.blocks, 8);
+    assert_false(st.over_budget);
     assert_int_equal(st.states, 1);
     dm_kv_close(kv);
     o.write_bytes_day = 0;
