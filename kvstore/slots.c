@@ -157,7 +157,7 @@ static int sync_ahead(burst *b)
     dm_kv *kv = b->w->kv;
     if (atomic_fetch_add(&b->unsynced, kv->extent_bytes) + kv->extent_bytes < SYNC_BYTES || atomic_exchange(&b->syncing, true)) return 0;
     atomic_store(&b->unsynced, 0);
-    int rc = fdatasync(kv->slots_fd) == 0 ? 0 : errno;
+    int rc = dm_fault("kv.slots.ahead") ? EIO : fdatasync(kv->slots_fd) == 0 ? 0 : errno;
     atomic_store(&b->syncing, false);
     return rc;
 }
@@ -317,7 +317,6 @@ int kv_slots_take(kv_write *w, uint32_t n, uint64_t *slots)
     return 0;
 }
 
-/* Above the quota, after it was lowered or data.mdb has grown: free slots become holes. */
 /* Slots that hold nothing and take room: above the quota, or all of them. */
 static int64_t slots_over(const kv_write *w)
 {
@@ -325,6 +324,7 @@ static int64_t slots_over(const kv_write *w)
     return w->kv->opts.trim ? used - w->pages_live / (int64_t)w->kv->extent_pages : used - slots_limit(w);
 }
 
+/* After the quota was lowered or data.mdb has grown, or to trim: free slots become holes. */
 int kv_slots_give_back(kv_write *w)
 {
     dm_kv *kv = w->kv;
