@@ -110,8 +110,8 @@ static int cmd_version(int argc, char **argv)
 static const cmd commands[] = {
     { "run", "[PROMPT|-]", "one request: the model works with its tools until it answers", cmd_run },
     { "chat", "", "talk to it, line by line", cmd_chat },
-    { "sessions", "ls|show|rm", "list, read and remove sessions", cmd_sessions },
-    { "kv", "stat|ls|gc|why|verify|export|import", "the stored KV: what there is, whether it is sound; sessions out and in", cmd_kv },
+    { "sessions", "ls|show|fork|rm", "list, read, fork and remove sessions", cmd_sessions },
+    { "kv", "stat|ls|gc|metrics|why|verify|export|import", "the stored KV: what there is, what it did, whether it is sound; sessions out and in", cmd_kv },
     { "bench", "store|hits", "measure: the store beside the disk under it, and beside a cache without bounds", cmd_bench },
     { "model", "inspect|plan|verify|synth|tokenize|render", "look at model directories and check them", cmd_model },
     { "version", "", "print the version", cmd_version },
