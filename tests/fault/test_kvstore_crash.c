@@ -110,7 +110,7 @@ static void killed_at_every_point_of_the_write_path(void **s)
     int64_t found = 0;
     uint64_t from = 0;
     for (size_t i = 0; i < DM_COUNT(points); i++)
-        for (int pass = 1; pass <= (test_full() ? 40 : 4); pass++) {
+        for (int pass = 1; pass <= (test_full() ? 12 : 4); pass++) {
             char fault[64];
             snprintf(fault, sizeof fault, "%s:%d=kill", points[i], pass * pass);
             int acknowledged = run_and_kill(dir, fault, from, 0);
